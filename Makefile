@@ -1,0 +1,31 @@
+# make                 ./train_gpt for the device that is here (a GPU that answers, else the CPU)
+# make DEVICE=cpu      needs g++; uses oneDNN (or CBLAS) and MPI where they are installed
+# make DEVICE=cuda     needs nvcc, cuBLASLt and NCCL
+# make test            builds and runs all tests
+SHELL := bash
+DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/dev/null && echo cuda || echo cpu)
+O ?= build/$(DEVICE)
+CXX ?= g++
+WARN = -Wall -Wextra -Werror
+HEADERS = $(wildcard *.h lib/*.h)
+
+# MPI: where mpicc answers.
+MPI ?= $(shell command -v mpicc >/dev/null && echo 1 || echo 0)
+ifeq ($(MPI),1)
+MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
+MPI_LIBS = $(shell mpicc --showme:link)
+endif
+
+.PHONY: all test clean what
+all: what train_gpt
+
+include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
+
+what:
+	@echo "device: $(DEVICE) ($(WHY)); matrix products: $(PRODUCTS); MPI: $(if $(filter 1,$(MPI)),yes,no (--ranks N starts local ranks))"
+
+train_gpt: $(O)/train_gpt
+	@cp -f $< $@
+
+clean:
+	rm -rf build train_gpt train_gpt_emulated

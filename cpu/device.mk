@@ -1,0 +1,42 @@
+# cpu/device.mk: how the program is built for machines without a GPU.
+# The model is compiled for each dtype and each level of vector instructions; the program picks at start.
+WHY = $(if $(filter command line environment,$(origin DEVICE)),as asked,no GPU answers)
+
+ONEDNN ?= $(shell echo '\#include <dnnl.h>' | $(CXX) -E -x c++ - >/dev/null 2>&1 && echo 1 || echo 0)
+ifeq ($(ONEDNN),1)
+PRODUCTS = oneDNN
+PRODUCT_FLAGS = -DUSE_ONEDNN
+PRODUCT_LIBS = -ldnnl
+else
+PRODUCTS = CBLAS (install libdnnl-dev for faster ones)
+PRODUCT_FLAGS = -DUSE_CBLAS
+PRODUCT_LIBS = -lopenblas
+endif
+
+CPU_FLAGS = -std=c++17 -O3 -g -fno-math-errno -fno-trapping-math -fopenmp $(WARN) -DDEVICE_CPU $(PRODUCT_FLAGS) -I. \
+            $(EXTRA_FLAGS)
+CPU_LIBS = $(PRODUCT_LIBS) $(MPI_LIBS) -lm -lpthread
+LEVELS = generic avx2 avx512
+LEVEL_generic =
+LEVEL_avx2 = -mavx2 -mfma
+LEVEL_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mprefer-vector-width=512
+MODELS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS),$(O)/gpt_$(d)_$(l).o))
+DEVICE_OBJECTS = $(MODELS) $(O)/runtime.o $(O)/nccl.o
+
+$(O)/train_gpt: $(O)/train_gpt.o $(DEVICE_OBJECTS)
+	$(CXX) $(CPU_FLAGS) $^ -o $@ $(CPU_LIBS)
+
+$(O)/train_gpt.o: train_gpt.cu $(HEADERS) $(wildcard cpu/*.h) | $(O)
+	$(CXX) $(CPU_FLAGS) $(MPI_FLAGS) -x c++ -c $< -o $@
+
+$(O)/gpt_fp32_%.o: gpt.cu $(HEADERS) $(wildcard cpu/*.h) | $(O)
+	$(CXX) $(CPU_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=0 -DGPT_LEVEL=$* -DGPT_CODE=gpt_fp32_$* -x c++ -c $< -o $@
+
+$(O)/gpt_bf16_%.o: gpt.cu $(HEADERS) $(wildcard cpu/*.h) | $(O)
+	$(CXX) $(CPU_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=1 -DGPT_LEVEL=$* -DGPT_CODE=gpt_bf16_$* -x c++ -c $< -o $@
+
+$(O)/%.o: cpu/%.cpp $(HEADERS) $(wildcard cpu/*.h) | $(O)
+	$(CXX) $(CPU_FLAGS) $(MPI_FLAGS) -c $< -o $@
+
+$(O):
+	@mkdir -p $@

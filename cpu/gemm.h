@@ -1,0 +1,288 @@
+// cpu/gemm.h: one small matrix product on one thread, C (m,n) fp32 = or += op(A) op(B) with A and B of floatX.
+// The ops cut their products into tiles of fixed size and share the tiles out among OpenMP threads, so that
+// the bits do not depend on the number of threads (a library's own threading changes them for some shapes).
+// oneDNN makes the product (dnnl.h, 2.x or 3.x), CBLAS where oneDNN is not built in; where bf16 products
+// are missing, operands are widened piece by piece and multiplied in fp32.
+#pragma once
+
+#include "workspace.h"
+
+#if defined(USE_ONEDNN)
+#include <dnnl.h>
+#elif defined(USE_CBLAS)
+#include <cblas.h>
+#else
+#error "build with -DUSE_ONEDNN (-ldnnl) or -DUSE_CBLAS (-lopenblas)"
+#endif
+
+// op(A) is (m,k): A[i*lda + p], or A[p*lda + i] if ta. op(B) is (k,n): B[p*ldb + j], or B[j*ldb + p] if tb.
+typedef struct {
+    int m, n, k;
+    bool ta, tb;
+    bool add;  // C += instead of C =
+    size_t lda, ldb, ldc;
+} Product;
+
+// Room a product may use: oneDNN's scratchpad or the widened operands.
+enum { GEMM_ROOM = 2 << 20 };
+
+// To be called by every thread at the start of a parallel region that makes products: keeps a library from
+// starting threads of its own when the region has one thread only. Ends with the region.
+static inline void gemm_one_thread(void) {
+    omp_set_num_threads(1);
+}
+
+static inline void sgemm_one(const Product *p, const float *A, const float *B, float *C) {
+    float beta = p->add ? 1.0f : 0.0f;
+#ifdef USE_ONEDNN
+    if (dnnl_sgemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1.0f, A, (dnnl_dim_t)p->lda, B,
+                   (dnnl_dim_t)p->ldb, beta, C, (dnnl_dim_t)p->ldc) != dnnl_success)
+        die("dnnl_sgemm failed on a product of %d x %d x %d", p->m, p->n, p->k);
+#else
+    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans, p->m, p->n, p->k,
+                1.0f, A, (int)p->lda, B, (int)p->ldb, beta, C, (int)p->ldc);
+#endif
+}
+
+static inline void widen(float *dst, const floatX *src, int rows, int cols, size_t ld) {
+    for (int i = 0; i < rows; i++) {
+#pragma omp simd
+        for (int j = 0; j < cols; j++) dst[(size_t)i * cols + j] = to_float(src[i * ld + j]);
+    }
+}
+
+// The product in fp32, along k in pieces that fit the room.
+static void gemm_widened(const Product *p, Room room, const floatX *A, const floatX *B, float *C) {
+    size_t fits = GEMM_ROOM / sizeof(float) / ((size_t)p->m + p->n);
+    int piece = fits < 1 ? 1 : (size_t)p->k < fits ? p->k : (int)fits;
+    float *a = (float *)room_take(&room, (size_t)p->m * piece * sizeof(float));
+    float *b = (float *)room_take(&room, (size_t)p->n * piece * sizeof(float));
+    for (int k0 = 0; k0 < p->k; k0 += piece) {
+        int k = p->k - k0 < piece ? p->k - k0 : piece;
+        if (p->ta)
+            widen(a, A + k0 * p->lda, k, p->m, p->lda);
+        else
+            widen(a, A + k0, p->m, k, p->lda);
+        if (p->tb)
+            widen(b, B + k0, p->n, k, p->ldb);
+        else
+            widen(b, B + k0 * p->ldb, k, p->n, p->ldb);
+        Product q = {p->m, p->n, k, p->ta, p->tb, p->add || k0 > 0, (size_t)(p->ta ? p->m : k),
+                     (size_t)(p->tb ? k : p->n), p->ldc};
+        sgemm_one(&q, a, b, C);
+    }
+}
+
+#ifdef USE_ONEDNN
+// A primitive and, for each thread, the memory objects of A, B, C and the scratchpad.
+enum { PLAN_A, PLAN_B, PLAN_C, PLAN_SCRATCH, PLAN_MEMORIES };
+typedef struct GemmPlan {
+    Product key;
+    dnnl_primitive_t primitive;
+    dnnl_memory_t (*memory)[PLAN_MEMORIES];  // one row a thread
+    bool user_scratch;                       // the scratchpad fits GEMM_ROOM and is ours
+} GemmPlan;
+
+enum { PLANS = 4096 };  // a power of two
+static struct {
+    dnnl_engine_t engine;
+    dnnl_stream_t stream;  // on a CPU it holds no state
+    GemmPlan *plan[PLANS]; // open addressing; filled, never emptied before ops_destroy
+    int count;
+    bool native;  // floatX products exist on this processor
+} gemm;
+
+static void gemm_check(dnnl_status_t s, const char *call) {
+    if (s != dnnl_success) die("oneDNN: %s returned %d", call, (int)s);
+}
+#define DNNL(call) gemm_check(call, #call)
+
+#if DNNL_VERSION_MAJOR >= 3
+typedef dnnl_memory_desc_t MatrixDesc;
+typedef const_dnnl_memory_desc_t MatrixDescRef;
+static MatrixDescRef desc_ref(const MatrixDesc *d) {
+    return *d;
+}
+static void desc_destroy(MatrixDesc *d) {
+    DNNL(dnnl_memory_desc_destroy(*d));
+}
+#else
+typedef dnnl_memory_desc_t MatrixDesc;
+typedef const dnnl_memory_desc_t *MatrixDescRef;
+static MatrixDescRef desc_ref(const MatrixDesc *d) {
+    return d;
+}
+static void desc_destroy(MatrixDesc *d) {
+    (void)d;
+}
+#endif
+
+static void desc_create(MatrixDesc *d, int rows, int cols, bool transposed, size_t ld, dnnl_data_type_t type) {
+    dnnl_dims_t dims = {rows, cols};
+    dnnl_dims_t strides = {transposed ? 1 : (dnnl_dim_t)ld, transposed ? (dnnl_dim_t)ld : 1};
+#if DNNL_VERSION_MAJOR >= 3
+    DNNL(dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides));
+#else
+    DNNL(dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides));
+#endif
+}
+
+static dnnl_primitive_desc_t plan_describe(const MatrixDesc d[3], bool add, bool user_scratch) {
+    dnnl_primitive_attr_t attr;
+    DNNL(dnnl_primitive_attr_create(&attr));
+    if (user_scratch) DNNL(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    if (add) {
+        dnnl_post_ops_t ops;
+        DNNL(dnnl_post_ops_create(&ops));
+#if DNNL_VERSION_MAJOR >= 3
+        DNNL(dnnl_post_ops_append_sum(ops, 1.0f, 0, dnnl_data_type_undef));
+#else
+        DNNL(dnnl_post_ops_append_sum(ops, 1.0f));
+#endif
+        DNNL(dnnl_primitive_attr_set_post_ops(attr, ops));
+        DNNL(dnnl_post_ops_destroy(ops));
+    }
+    dnnl_primitive_desc_t pd;
+#if DNNL_VERSION_MAJOR >= 3
+    DNNL(dnnl_matmul_primitive_desc_create(&pd, gemm.engine, d[PLAN_A], d[PLAN_B], NULL, d[PLAN_C], attr));
+#else
+    dnnl_matmul_desc_t op;
+    DNNL(dnnl_matmul_desc_init(&op, &d[PLAN_A], &d[PLAN_B], NULL, &d[PLAN_C]));
+    DNNL(dnnl_primitive_desc_create(&pd, &op, attr, gemm.engine, NULL));
+#endif
+    DNNL(dnnl_primitive_attr_destroy(attr));
+    return pd;
+}
+
+static GemmPlan *plan_create(const Product *p) {
+    int threads = omp_get_max_threads();
+    omp_set_num_threads(1);  // the primitive is made for one thread
+    GemmPlan *plan = (GemmPlan *)calloc(1, sizeof *plan);
+    plan->key = *p;
+    dnnl_data_type_t type = sizeof(floatX) == 2 ? dnnl_bf16 : dnnl_f32;
+    MatrixDesc d[3];
+    desc_create(&d[PLAN_A], p->m, p->k, p->ta, p->lda, type);
+    desc_create(&d[PLAN_B], p->k, p->n, p->tb, p->ldb, type);
+    desc_create(&d[PLAN_C], p->m, p->n, false, p->ldc, dnnl_f32);
+    dnnl_primitive_desc_t pd = plan_describe(d, p->add, true);
+    MatrixDescRef scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
+    plan->user_scratch = dnnl_memory_desc_get_size(scratch) <= GEMM_ROOM;
+    if (!plan->user_scratch) {
+        DNNL(dnnl_primitive_desc_destroy(pd));
+        pd = plan_describe(d, p->add, false);
+    }
+    DNNL(dnnl_primitive_create(&plan->primitive, pd));
+    plan->memory = (dnnl_memory_t(*)[PLAN_MEMORIES])calloc((size_t)workspace.threads, sizeof *plan->memory);
+    for (int t = 0; t < workspace.threads; t++) {
+        for (int i = 0; i < 3; i++)
+            DNNL(dnnl_memory_create(&plan->memory[t][i], desc_ref(&d[i]), gemm.engine, NULL));
+        if (plan->user_scratch)
+            DNNL(dnnl_memory_create(&plan->memory[t][PLAN_SCRATCH], scratch, gemm.engine, NULL));
+    }
+    for (int i = 0; i < 3; i++) desc_destroy(&d[i]);
+    DNNL(dnnl_primitive_desc_destroy(pd));
+    omp_set_num_threads(threads);
+    return plan;
+}
+
+static void plan_destroy(GemmPlan *plan) {
+    for (int t = 0; t < workspace.threads; t++)
+        for (int i = 0; i < PLAN_MEMORIES; i++)
+            if (plan->memory[t][i]) DNNL(dnnl_memory_destroy(plan->memory[t][i]));
+    DNNL(dnnl_primitive_destroy(plan->primitive));
+    free(plan->memory);
+    free(plan);
+}
+
+static inline bool product_equal(const Product *a, const Product *b) {
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->ta == b->ta && a->tb == b->tb && a->add == b->add &&
+           a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc;
+}
+
+static inline size_t product_hash(const Product *p) {
+    uint64_t h = (uint64_t)p->m * 0x9e3779b97f4a7c15u + (uint64_t)p->n;
+    h = h * 0x9e3779b97f4a7c15u + (uint64_t)p->k;
+    h = h * 0x9e3779b97f4a7c15u + (uint64_t)(p->ta + 2 * p->tb + 4 * p->add);
+    h = h * 0x9e3779b97f4a7c15u + p->lda;
+    h = h * 0x9e3779b97f4a7c15u + p->ldb;
+    h = h * 0x9e3779b97f4a7c15u + p->ldc;
+    return (size_t)(h >> 40);
+}
+
+// The slot of the plan for p, or the empty one where it belongs.
+static inline GemmPlan **plan_slot(const Product *p) {
+    for (size_t i = product_hash(p);; i++) {
+        GemmPlan **slot = &gemm.plan[i & (PLANS - 1)];
+        GemmPlan *plan = __atomic_load_n(slot, __ATOMIC_ACQUIRE);
+        if (!plan || product_equal(&plan->key, p)) return slot;
+    }
+}
+
+// Plans are made when first needed, in the first step; later steps only look them up.
+static GemmPlan *plan_get(const Product *p) {
+    GemmPlan *plan = __atomic_load_n(plan_slot(p), __ATOMIC_ACQUIRE);
+    if (plan) return plan;
+#pragma omp critical(gemm_plans)
+    {
+        GemmPlan **slot = plan_slot(p);
+        if (!*slot) {
+            if (++gemm.count > PLANS / 2) die("ops: expected at most %d different matrix products, found more", PLANS / 2);
+            __atomic_store_n(slot, plan_create(p), __ATOMIC_RELEASE);
+        }
+        plan = *slot;
+    }
+    return plan;
+}
+
+static void gemm_planned(const Product *p, int thread, Room room, const floatX *A, const floatX *B, float *C) {
+    GemmPlan *plan = plan_get(p);
+    dnnl_memory_t *m = plan->memory[thread];
+    DNNL(dnnl_memory_set_data_handle(m[PLAN_A], (void *)A));
+    DNNL(dnnl_memory_set_data_handle(m[PLAN_B], (void *)B));
+    DNNL(dnnl_memory_set_data_handle(m[PLAN_C], C));
+    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, m[PLAN_A]}, {DNNL_ARG_WEIGHTS, m[PLAN_B]}, {DNNL_ARG_DST, m[PLAN_C]},
+                              {DNNL_ARG_SCRATCHPAD, m[PLAN_SCRATCH]}};
+    if (plan->user_scratch)
+        DNNL(dnnl_memory_set_data_handle(m[PLAN_SCRATCH], room_take(&room, GEMM_ROOM)));
+    DNNL(dnnl_primitive_execute(plan->primitive, gemm.stream, plan->user_scratch ? 4 : 3, args));
+}
+
+static void gemm_init(void) {
+    DNNL(dnnl_engine_create(&gemm.engine, dnnl_cpu, 0));
+    DNNL(dnnl_stream_create(&gemm.stream, gemm.engine, dnnl_stream_default_flags));
+    gemm.native = sizeof(floatX) == 4;
+#ifdef __x86_64__
+    gemm.native = gemm.native || __builtin_cpu_supports("avx512bf16");
+#endif
+}
+
+static void gemm_destroy(void) {
+    for (int i = 0; i < PLANS; i++)
+        if (gemm.plan[i]) plan_destroy(gemm.plan[i]);
+    DNNL(dnnl_stream_destroy(gemm.stream));
+    DNNL(dnnl_engine_destroy(gemm.engine));
+    memset(&gemm, 0, sizeof gemm);
+}
+#else
+static void gemm_init(void) {
+}
+static void gemm_destroy(void) {
+}
+#endif
+
+// C = or += op(A) op(B), on the calling thread, which owns part `thread` of the workspace; `room` is what is
+// left of that part.
+static inline void gemm_run(const Product *p, int thread, Room room, const floatX *A, const floatX *B, float *C) {
+#ifdef USE_ONEDNN
+    if (gemm.native) {
+        gemm_planned(p, thread, room, A, B, C);
+        return;
+    }
+#else
+    (void)thread;
+#endif
+    if (sizeof(floatX) == sizeof(float))
+        sgemm_one(p, (const float *)A, (const float *)B, C);
+    else
+        gemm_widened(p, room, A, B, C);
+}

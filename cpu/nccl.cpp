@@ -1,0 +1,516 @@
+// cpu/nccl.cpp: collectives between processes, see nccl.h.
+//
+// A collective is a sequence of rounds. In a round each rank copies a piece of its data into its staging
+// area, announces the round, waits for the others' announcements and reads their areas: two memory copies
+// in all. Areas are used alternately: a rank announces round n only after it has read everything of round
+// n-1, so an area may be written again two rounds later without a further barrier. The head of an area
+// carries the call's signature, which every reader compares with its own.
+#include "nccl.h"
+
+#include "../lib/die.h"
+#include <algorithm>
+#include <atomic>
+#include <fcntl.h>
+#include <omp.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+#include <vector>
+#ifdef USE_MPI
+#include <mpi.h>
+#endif
+
+// Bytes of data in a staging area: large enough to amortise a round, small enough to stay in cache.
+#define STAGE_BYTES ((size_t)1 << 20)
+
+struct Signature {
+    char tag[16];  // the operation
+    uint64_t round, count;
+    int32_t type, op;
+};
+
+struct alignas(64) Area {
+    Signature signature;
+    alignas(64) char data[STAGE_BYTES];
+};
+
+struct alignas(64) Lane {  // of one local rank
+    std::atomic<uint64_t> announced;
+    Area areas[2];
+};
+
+struct Shared {
+    std::atomic<uint32_t> ready;  // set when the file has its full size
+    alignas(64) Lane lanes[];
+};
+
+struct ncclComm {
+    int rank, size;
+    uint64_t round;
+    Shared *shared;
+    size_t shared_bytes;
+    int spins;                // polls before giving up the core
+    std::vector<int> lane;    // of each rank on this node; -1: on another node
+    std::vector<Area *> inbound;  // where a remote rank's area arrives (two per rank)
+#ifdef USE_MPI
+    MPI_Comm mpi;
+    std::vector<MPI_Request> requests;
+#endif
+};
+
+// ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry ---------------
+
+struct FileAddress {
+    int64_t pid, fd;
+};
+
+static FileAddress shared_create(int lanes) {
+    int fd = memfd_create("fsdp-collectives", 0);
+    size_t bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
+    if (fd < 0 || ftruncate(fd, (off_t)bytes)) die("shared memory for %d ranks: expected %zu bytes, %m", lanes, bytes);
+    return {getpid(), fd};
+}
+
+static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", (long)at.pid, (long)at.fd);
+    int fd = open(path, O_RDWR);
+    c->shared_bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
+    struct stat s;
+    if (fd < 0 || fstat(fd, &s) || (size_t)s.st_size < c->shared_bytes)
+        die("shared memory %s of rank 0: expected a file of %zu bytes (same machine, same user), %m", path,
+            c->shared_bytes);
+    void *p = mmap(NULL, c->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (p == MAP_FAILED) die("shared memory %s: cannot map %zu bytes, %m", path, c->shared_bytes);
+    close(fd);
+    c->shared = (Shared *)p;
+    c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 20000 : 50;
+}
+
+// ---- one round ------------------------------------------------------------------------------------------
+
+static Area *own_area(ncclComm *c, uint64_t round) {
+    return &c->shared->lanes[c->lane[c->rank]].areas[round & 1];
+}
+
+// The staging area for the next round.
+static char *round_open(ncclComm *c) {
+    return own_area(c, c->round + 1)->data;
+}
+
+// Announces the round: rank j may read bytes [j*stride, j*stride + bytes) of the staging area.
+static void round_post(ncclComm *c, Signature s, size_t stride, size_t bytes) {
+    c->round++;
+    Area *own = own_area(c, c->round);
+    s.round = c->round;
+    own->signature = s;
+    c->shared->lanes[c->lane[c->rank]].announced.store(c->round, std::memory_order_release);
+    (void)stride, (void)bytes;
+#ifdef USE_MPI
+    for (int j = 0; j < c->size; j++) {
+        if (c->lane[j] >= 0) continue;
+        Area *in = &c->inbound[j][c->round & 1];
+        MPI_Request r[4];
+        MPI_Irecv(&in->signature, sizeof s, MPI_BYTE, j, 0, c->mpi, &r[0]);
+        MPI_Irecv(in->data + (size_t)c->rank * stride, (int)bytes, MPI_BYTE, j, 1, c->mpi, &r[1]);
+        MPI_Isend(&own->signature, sizeof s, MPI_BYTE, j, 0, c->mpi, &r[2]);
+        MPI_Isend(own->data + (size_t)j * stride, (int)bytes, MPI_BYTE, j, 1, c->mpi, &r[3]);
+        c->requests.insert(c->requests.end(), r, r + 4);
+    }
+#endif
+}
+
+// Rank j's staging area of the current round, once it is there.
+static const char *round_read(ncclComm *c, int j) {
+    const Area *area;
+    if (c->lane[j] >= 0) {
+        Lane *lane = &c->shared->lanes[c->lane[j]];
+        for (int n = 0; lane->announced.load(std::memory_order_acquire) < c->round; n++)
+            if (n < c->spins) __builtin_ia32_pause();
+            else sched_yield();
+        area = &lane->areas[c->round & 1];
+    } else {
+#ifdef USE_MPI
+        MPI_Waitall((int)c->requests.size(), c->requests.data(), MPI_STATUSES_IGNORE);
+        c->requests.clear();
+#endif
+        area = &c->inbound[j][c->round & 1];
+    }
+    const Signature *own = &own_area(c, c->round)->signature, *s = &area->signature;
+    if (strcmp(own->tag, s->tag) || own->count != s->count || own->type != s->type || own->op != s->op)
+        die("collective %lu: rank %d calls %s of %lu elements (type %d), rank %d calls %s of %lu (type %d)",
+            (unsigned long)c->round, c->rank, own->tag, (unsigned long)own->count, own->type, j, s->tag,
+            (unsigned long)s->count, s->type);
+    return area->data;
+}
+
+// ---- communicators ---------------------------------------------------------------------------------------
+
+static Signature sign(const char *tag, size_t count, int type, int op) {
+    Signature s = {};
+    snprintf(s.tag, sizeof s.tag, "%s", tag);
+    s.count = count, s.type = type, s.op = op;
+    return s;
+}
+
+// Gathers a few bytes of every rank; used to build communicators.
+static void exchange_small(ncclComm *c, const void *mine, void *all, size_t bytes) {
+    memcpy(round_open(c), mine, bytes);
+    round_post(c, sign("CommSplit", bytes, 0, 0), 0, bytes);
+    for (int j = 0; j < c->size; j++) memcpy((char *)all + (size_t)j * bytes, round_read(c, j), bytes);
+}
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    memset(id, 0, sizeof *id);
+    FileAddress none = {0, -1};
+    memcpy(id->internal, &none, sizeof none);
+    // The number of ranks is not known yet: rank 0 sizes the file in ncclCommInitRank.
+    int fd = memfd_create("fsdp-collectives", 0);
+    if (fd < 0) return ncclSystemError;
+    FileAddress at = {getpid(), fd};
+    memcpy(id->internal, &at, sizeof at);
+    return ncclSuccess;
+}
+
+#ifdef USE_MPI
+static bool mpi_running(void) {
+    int on = 0;
+    MPI_Initialized(&on);
+    return on;
+}
+
+// Builds c from an MPI communicator over the same ranks: who shares this node, and the node's memory.
+// FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one machine can test several.
+static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
+    c->mpi = mpi;
+    MPI_Comm node;
+    int world_rank;
+    MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
+    const char *pretend = getenv("FSDP_RANKS_PER_NODE");
+    if (pretend && atoi(pretend) > 0) MPI_Comm_split(mpi, world_rank / atoi(pretend), c->rank, &node);
+    else MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &node);
+    int lane, lanes;
+    MPI_Comm_rank(node, &lane);
+    MPI_Comm_size(node, &lanes);
+    FileAddress at = {};
+    if (lane == 0) at = shared_create(lanes);
+    MPI_Bcast(&at, sizeof at, MPI_BYTE, 0, node);
+    shared_attach(c, at, lanes);
+    struct {
+        int64_t pid, lane;
+    } mine = {at.pid, lane}, *all = (decltype(mine) *)calloc((size_t)c->size, sizeof mine);
+    int host = 0;  // ranks with the same leader share memory: leader = world rank of lane 0
+    MPI_Allreduce(&world_rank, &host, 1, MPI_INT, MPI_MIN, node);
+    mine.pid = host;
+    MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, mpi);
+    c->lane.resize((size_t)c->size);
+    c->inbound.resize((size_t)c->size);
+    for (int j = 0; j < c->size; j++) {
+        c->lane[j] = all[j].pid == host ? (int)all[j].lane : -1;
+        if (c->lane[j] < 0) c->inbound[j] = (Area *)aligned_alloc(64, 2 * sizeof(Area));
+    }
+    free(all);
+    MPI_Barrier(node);  // the leader's descriptor may be closed once all have it open
+    if (lane == 0) close((int)at.fd);
+    MPI_Comm_free(&node);
+}
+#endif
+
+static void all_local(ncclComm *c) {
+    for (int j = 0; j < c->size; j++) c->lane.push_back(j);
+    c->inbound.resize((size_t)c->size);
+}
+
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank) {
+    ncclComm *c = new ncclComm();
+    c->rank = rank, c->size = nranks;
+    *comm = c;
+#ifdef USE_MPI
+    if (mpi_running()) {
+        MPI_Comm mpi;
+        MPI_Comm_dup(MPI_COMM_WORLD, &mpi);
+        attach_over_mpi(c, mpi);
+        return ncclSuccess;
+    }
+#endif
+    FileAddress at;
+    memcpy(&at, id.internal, sizeof at);
+    size_t bytes = sizeof(Shared) + sizeof(Lane) * (size_t)nranks;
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", (long)at.pid, (long)at.fd);
+    struct stat s = {};
+    if (rank == 0 && ftruncate((int)at.fd, (off_t)bytes))
+        die("shared memory for %d ranks: expected %zu bytes, %m", nranks, bytes);
+    while (stat(path, &s) == 0 && (size_t)s.st_size < bytes) sched_yield();
+    all_local(c);
+    shared_attach(c, at, nranks);
+    uint64_t token = 0;
+    std::vector<uint64_t> tokens((size_t)nranks);
+    exchange_small(c, &token, tokens.data(), sizeof token);  // all have it open
+    if (rank == 0) close((int)at.fd);
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *split, void *config) {
+    if (config) return ncclInvalidArgument;
+    struct Member {
+        int color, key, rank;
+        FileAddress at;
+    } mine = {color, key, parent->rank, {}};
+    std::vector<Member> all((size_t)parent->size), group;
+    exchange_small(parent, &mine, all.data(), sizeof mine);
+    for (const Member &m : all)
+        if (m.color == color && color != NCCL_SPLIT_NOCOLOR) group.push_back(m);
+    std::stable_sort(group.begin(), group.end(), [](const Member &a, const Member &b) { return a.key < b.key; });
+    ncclComm *c = new ncclComm();
+    c->size = (int)group.size();
+    for (size_t i = 0; i < group.size(); i++)
+        if (group[i].rank == parent->rank) c->rank = (int)i;
+    *split = color == NCCL_SPLIT_NOCOLOR ? NULL : c;
+#ifdef USE_MPI
+    if (mpi_running()) {
+        MPI_Comm mpi;
+        MPI_Comm_split(parent->mpi, *split ? color : MPI_UNDEFINED, key, &mpi);
+        if (*split) attach_over_mpi(c, mpi);
+        else delete c;
+        return ncclSuccess;
+    }
+#endif
+    if (*split && c->rank == 0) mine.at = shared_create(c->size);
+    exchange_small(parent, &mine, all.data(), sizeof mine);
+    if (*split) {
+        all_local(c);
+        shared_attach(c, all[(size_t)group[0].rank].at, c->size);
+    }
+    exchange_small(parent, &mine, all.data(), sizeof mine);  // all have it open
+    if (*split && c->rank == 0) close((int)mine.at.fd);
+    if (!*split) delete c;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    munmap(c->shared, c->shared_bytes);
+    for (Area *a : c->inbound) free(a);
+#ifdef USE_MPI
+    if (mpi_running()) MPI_Comm_free(&c->mpi);
+#endif
+    delete c;
+    return ncclSuccess;
+}
+
+const char *ncclGetErrorString(ncclResult_t result) {
+    return result == ncclSuccess       ? "no error"
+           : result == ncclSystemError ? "system error"
+                                       : "invalid argument or a form that the CPU device lacks";
+}
+
+// ---- copies and sums -------------------------------------------------------------------------------------
+
+static size_t type_bytes(ncclDataType_t type) {
+    switch (type) {
+    case ncclUint8: return 1;
+    case ncclBfloat16: return 2;
+    case ncclInt32:
+    case ncclFloat32: return 4;
+    case ncclFloat64: return 8;
+    }
+    return 0;
+}
+
+static void copy(void *dst, const void *src, size_t bytes) {
+    int threads = omp_get_max_threads();
+    if (bytes < 65536 || threads == 1) {
+        memcpy(dst, src, bytes);
+        return;
+    }
+    size_t part = (bytes / (size_t)threads + 63) / 64 * 64;
+#pragma omp parallel for
+    for (int t = 0; t < threads; t++) {
+        size_t from = (size_t)t * part;
+        if (from < bytes) memcpy((char *)dst + from, (const char *)src + from, std::min(part, bytes - from));
+    }
+}
+
+// The numbers that are their own wide form (bf16.h has float and bf16).
+static double to_float(double x) {
+    return x;
+}
+
+static void store_float(double *dst, double x) {
+    *dst = x;
+}
+
+static int to_float(int x) {
+    return x;
+}
+
+static void store_float(int *dst, int x) {
+    *dst = x;
+}
+
+template <class T, class Wide>
+static void combine_typed(T *dst, const std::vector<const char *> &parts, size_t n, ncclRedOp_t op) {
+    const size_t BLOCK = 1024;
+#pragma omp parallel for
+    for (size_t from = 0; from < n; from += BLOCK) {
+        size_t m = std::min(BLOCK, n - from);
+        Wide acc[BLOCK];
+        const T *first = (const T *)parts[0] + from;
+        for (size_t i = 0; i < m; i++) acc[i] = (Wide)to_float(first[i]);
+        for (size_t k = 1; k < parts.size(); k++) {
+            const T *p = (const T *)parts[k] + from;
+            if (op == ncclSum)
+                for (size_t i = 0; i < m; i++) acc[i] += (Wide)to_float(p[i]);
+            else
+                for (size_t i = 0; i < m; i++) {
+                    Wide x = (Wide)to_float(p[i]);
+                    if (x > acc[i] || x != x) acc[i] = x;
+                }
+        }
+        for (size_t i = 0; i < m; i++) store_float(&dst[from + i], acc[i]);
+    }
+}
+
+// dst = parts[0] + parts[1] + ..., in this order (or the maximum).
+static void combine(void *dst, const std::vector<const char *> &parts, size_t n, ncclDataType_t type, ncclRedOp_t op) {
+    switch (type) {
+    case ncclBfloat16: combine_typed<bf16, float>((bf16 *)dst, parts, n, op); break;
+    case ncclFloat32: combine_typed<float, float>((float *)dst, parts, n, op); break;
+    case ncclFloat64: combine_typed<double, double>((double *)dst, parts, n, op); break;
+    case ncclInt32: combine_typed<int, int>((int *)dst, parts, n, op); break;
+    case ncclUint8: die("sums of bytes: expected a number type in a reduction");
+    }
+}
+
+// ---- collectives -----------------------------------------------------------------------------------------
+
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type, ncclComm_t c,
+                           cudaStream_t) {
+    size_t bytes = sendcount * type_bytes(type);
+    char *out = (char *)recv;
+    if (out + (size_t)c->rank * bytes != send) memmove(out + (size_t)c->rank * bytes, send, bytes);
+    if (c->size == 1) return ncclSuccess;
+    for (size_t at = 0; at < bytes; at += STAGE_BYTES) {
+        size_t n = std::min(STAGE_BYTES, bytes - at);
+        copy(round_open(c), (const char *)send + at, n);
+        round_post(c, sign("AllGather", sendcount, type, 0), 0, n);
+        for (int j = 0; j < c->size; j++) {
+            const char *part = round_read(c, j);
+            if (j != c->rank) copy(out + (size_t)j * bytes + at, part, n);
+        }
+    }
+    return ncclSuccess;
+}
+
+// Bytes per destination that fit into a staging area with one part for each rank.
+static size_t part_bytes(const ncclComm *c) {
+    return STAGE_BYTES / (size_t)c->size / 64 * 64;
+}
+
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t c, cudaStream_t) {
+    size_t bytes = recvcount * type_bytes(type), part = part_bytes(c);
+    std::vector<const char *> parts((size_t)c->size);
+    if (c->size == 1) {
+        if (recv != send) memmove(recv, send, bytes);
+        return ncclSuccess;
+    }
+    for (size_t at = 0; at < bytes; at += part) {
+        size_t n = std::min(part, bytes - at);
+        char *stage = round_open(c);
+        for (size_t j = 0; j < (size_t)c->size; j++)
+            if ((int)j != c->rank) copy(stage + j * part, (const char *)send + j * bytes + at, n);
+        round_post(c, sign("ReduceScatter", recvcount, type, op), part, n);
+        for (int j = 0; j < c->size; j++) parts[(size_t)j] = round_read(c, j) + (size_t)c->rank * part;
+        parts[(size_t)c->rank] = (const char *)send + (size_t)c->rank * bytes + at;
+        combine((char *)recv + at, parts, n / type_bytes(type), type, op);
+    }
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t c, cudaStream_t) {
+    size_t bytes = count * type_bytes(type);
+    std::vector<const char *> parts((size_t)c->size);
+    if (c->size == 1) {
+        if (recv != send) memmove(recv, send, bytes);
+        return ncclSuccess;
+    }
+    for (size_t at = 0; at < bytes; at += STAGE_BYTES) {
+        size_t n = std::min(STAGE_BYTES, bytes - at);
+        copy(round_open(c), (const char *)send + at, n);
+        round_post(c, sign("AllReduce", count, type, op), 0, n);
+        for (int j = 0; j < c->size; j++) parts[(size_t)j] = round_read(c, j);
+        combine((char *)recv + at, parts, n / type_bytes(type), type, op);
+    }
+    return ncclSuccess;
+}
+
+// ---- grouped Send and Recv: an all-to-all -----------------------------------------------------------------
+
+static struct {
+    int depth;
+    ncclComm *comm;
+    std::vector<const char *> send;
+    std::vector<char *> recv;
+    size_t bytes;
+    int calls;
+} group;
+
+// Files one call of the group under its peer; false if the group is no all-to-all of equal parts.
+static bool group_add(ncclComm *c, size_t bytes, int peer) {
+    if (group.depth == 0) return false;
+    if (group.calls++ == 0) {
+        group.comm = c, group.bytes = bytes;
+        group.send.assign((size_t)c->size, NULL);
+        group.recv.assign((size_t)c->size, NULL);
+    }
+    return group.comm == c && group.bytes == bytes && peer >= 0 && peer < c->size;
+}
+
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t) {
+    if (!group_add(c, count * type_bytes(type), peer)) return ncclInvalidArgument;
+    group.send[(size_t)peer] = (const char *)send;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t) {
+    if (!group_add(c, count * type_bytes(type), peer)) return ncclInvalidArgument;
+    group.recv[(size_t)peer] = (char *)recv;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart(void) {
+    group.depth++;
+    return ncclSuccess;
+}
+
+static void all_to_all(ncclComm *c, size_t bytes) {
+    size_t part = part_bytes(c), me = (size_t)c->rank;
+    if (group.send[me] != group.recv[me]) memmove(group.recv[me], group.send[me], bytes);
+    for (size_t at = 0; at < bytes && c->size > 1; at += part) {
+        size_t n = std::min(part, bytes - at);
+        char *stage = round_open(c);
+        for (size_t j = 0; j < (size_t)c->size; j++)
+            if (j != me) copy(stage + j * part, group.send[j] + at, n);
+        round_post(c, sign("SendRecv", bytes, 0, 0), part, n);
+        for (size_t j = 0; j < (size_t)c->size; j++) {
+            const char *in = round_read(c, (int)j);
+            if (j != me) copy(group.recv[j] + at, in + me * part, n);
+        }
+    }
+}
+
+ncclResult_t ncclGroupEnd(void) {
+    if (--group.depth > 0 || group.calls == 0) return ncclSuccess;
+    ncclComm *c = group.comm;
+    bool complete = group.calls == 2 * c->size;
+    for (int j = 0; complete && j < c->size; j++) complete = group.send[(size_t)j] && group.recv[(size_t)j];
+    group.calls = 0;
+    if (!complete) return ncclInvalidArgument;
+    all_to_all(c, group.bytes);
+    return ncclSuccess;
+}

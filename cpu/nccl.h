@@ -1,0 +1,41 @@
+// cpu/nccl.h: the NCCL calls the program uses, between processes on CPUs.
+//
+// Ranks of a node exchange through shared memory, ranks of different nodes through MPI. Every collective
+// blocks until it is done; sums are taken in the order of the ranks, in fp32 for bf16 data.
+// A call in which the ranks disagree (operation, count, type) is named on stderr and ends the job.
+#pragma once
+
+#include "runtime.h"
+
+typedef struct ncclComm *ncclComm_t;
+typedef enum { ncclSuccess = 0, ncclSystemError = 2, ncclInvalidArgument = 4 } ncclResult_t;
+typedef enum { ncclUint8, ncclInt32, ncclFloat32, ncclFloat64, ncclBfloat16 } ncclDataType_t;
+typedef enum { ncclSum, ncclMax } ncclRedOp_t;
+typedef struct {
+    char internal[128];
+} ncclUniqueId;
+
+#define NCCL_SPLIT_NOCOLOR -1
+
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank);
+// config must be NULL.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *split, void *config);
+ncclResult_t ncclCommDestroy(ncclComm_t comm);
+const char *ncclGetErrorString(ncclResult_t result);
+
+// In place as in NCCL: AllGather with send == recv + rank*count elements, ReduceScatter with
+// recv == send + rank*count elements, AllReduce with send == recv.
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream);
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream);
+// Send and Recv only inside a group in which every rank sends to and receives from every rank, itself
+// included, the same number of bytes (an all-to-all).
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream);
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclGroupStart(void);
+ncclResult_t ncclGroupEnd(void);

@@ -1,0 +1,47 @@
+// cpu/ops.h: the ops of ../ops.h as C loops with OpenMP, and matrix products by a library. Written to be
+// compiled several times with different instruction sets into one program: everything is static.
+#pragma once
+
+#pragma GCC diagnostic ignored "-Wunused-function"  // a program need not use every op
+
+#include "adamw.h"
+#include "attention.h"
+#include "classifier.h"
+#include "encoder.h"
+#include "gelu.h"
+#include "layernorm.h"
+#include "matmul.h"
+#include "shard.h"
+
+static size_t shared_part_bytes(const OpsDims *d) {
+    size_t widest = (size_t)d->C * 4;  // columns of dbias; layernorm's two parts are narrower
+    size_t sums = ROW_CHUNKS * round_up(widest * sizeof(float), 64);
+    size_t orders = 2 * round_up((size_t)d->B * d->T * sizeof(int), 64);
+    return sums > orders ? sums : orders;
+}
+
+static size_t thread_part_bytes(const OpsDims *d) {
+    size_t attention = attention_room_bytes(d->T, d->C / d->NH);
+    return GEMM_ROOM + round_up(attention > TILE_BYTES ? attention : TILE_BYTES, 4096);
+}
+
+static size_t ops_workspace_bytes(const OpsDims *d) {
+    return round_up(shared_part_bytes(d), 4096) + (size_t)omp_get_max_threads() * thread_part_bytes(d) + 64;
+}
+
+static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream_t stream) {
+    (void)stream;
+    if (room_bytes < ops_workspace_bytes(d))
+        die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d), room_bytes);
+    workspace.threads = omp_get_max_threads();
+    workspace.shared = (char *)round_up((size_t)room, 64);
+    workspace.shared_bytes = round_up(shared_part_bytes(d), 4096);
+    workspace.parts = workspace.shared + workspace.shared_bytes;
+    workspace.part_bytes = thread_part_bytes(d);
+    gemm_init();
+}
+
+static void ops_destroy(void) {
+    gemm_destroy();
+    memset(&workspace, 0, sizeof workspace);
+}

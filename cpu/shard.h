@@ -1,0 +1,130 @@
+// cpu/shard.h: casts, sums and norms over flat arrays. No workspace; any n.
+#pragma once
+
+#include "workspace.h"
+
+static const size_t SHARD_BLOCK = 4096;  // elements one thread takes at a time; fixes the order of sums
+
+template <typename D, typename S> static inline void convert(D *dst, const S *src, size_t n) {
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += SHARD_BLOCK) {
+        size_t end = n - at < SHARD_BLOCK ? n : at + SHARD_BLOCK;
+#pragma omp simd
+        for (size_t i = at; i < end; i++) store_float(&dst[i], to_float(src[i]));
+    }
+}
+
+static void cast_from_float(floatX *dst, const float *src, size_t n, cudaStream_t stream) {
+    (void)stream;
+    convert(dst, src, n);
+}
+
+static void cast_to_bf16(bf16 *dst, const float *src, size_t n, cudaStream_t stream) {
+    (void)stream;
+    convert(dst, src, n);
+}
+
+static void cast_from_bf16(float *dst, const bf16 *src, size_t n, cudaStream_t stream) {
+    (void)stream;
+    convert(dst, src, n);
+}
+
+static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n, bool accumulate,
+                              cudaStream_t stream) {
+    (void)stream;
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += SHARD_BLOCK) {
+        size_t len = n - at < SHARD_BLOCK ? n - at : SHARD_BLOCK;
+        float *s = shard + at;
+        if (!accumulate) memset(s, 0, len * sizeof(float));
+        for (int k = 0; k < nparts; k++) {
+            const float *p = parts + k * stride + at;
+#pragma omp simd
+            for (size_t i = 0; i < len; i++) s[i] += p[i];
+        }
+    }
+}
+
+static void shard_add(float *shard, const float *part, size_t n, bool accumulate, cudaStream_t stream) {
+    if (accumulate)
+        shard_add_ordered(shard, part, 1, 0, n, true, stream);
+    else
+        convert(shard, part, n);
+}
+
+// Floats of one sign compare as their bits do; NaN is above infinity.
+static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stream) {
+    (void)stream;
+    const uint32_t infinity = 0x7f800000u;
+    uint32_t most;
+    memcpy(&most, max, sizeof most);
+#pragma omp parallel for simd schedule(static) reduction(max : most)
+    for (size_t i = 0; i < n; i++) {
+        uint32_t u;
+        memcpy(&u, &x[i], sizeof u);
+        u &= 0x7fffffffu;
+        most = u > most ? u : most;
+    }
+    most = most > infinity ? infinity : most;
+    memcpy(max, &most, sizeof most);
+}
+
+static inline double sum_squares_block(const float *x, size_t n) {
+    double sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (size_t i = 0; i < n; i++) sum += (double)x[i] * x[i];
+    return sum;
+}
+
+// Blocks are summed by whoever comes and added in order, BLOCKS of them at a time.
+static double sum_squares_in_order(const float *x, size_t n) {
+    const size_t BLOCKS = 512;
+    double part[BLOCKS], sum = 0;
+    for (size_t at = 0; at < n; at += BLOCKS * SHARD_BLOCK) {
+        size_t len = n - at < BLOCKS * SHARD_BLOCK ? n - at : BLOCKS * SHARD_BLOCK;
+        size_t blocks = (len + SHARD_BLOCK - 1) / SHARD_BLOCK;
+#pragma omp parallel for schedule(static)
+        for (size_t k = 0; k < blocks; k++) {
+            size_t from = k * SHARD_BLOCK;
+            part[k] = sum_squares_block(x + at + from, len - from < SHARD_BLOCK ? len - from : SHARD_BLOCK);
+        }
+        for (size_t k = 0; k < blocks; k++) sum += part[k];
+    }
+    return sum;
+}
+
+// Adding 1.5 * 2^52 * g to a number below 2^51 * g rounds it to a multiple of g. What is rounded off is exact
+// and goes to the next level. A level's terms are multiples of g and their sum stays below 2^53 * g, so every
+// addition is exact and the order does not matter.
+static void shard_sum_squares(double sums[3], const float *x, size_t n, const float *absmax, int total_bits,
+                              cudaStream_t stream) {
+    (void)stream;
+    if (!absmax) {
+        sums[0] += sum_squares_in_order(x, n);
+        return;
+    }
+    if (*absmax == 0 || !isfinite(*absmax)) {
+        sums[0] += *absmax;
+        return;
+    }
+    const int per_level = 52 - total_bits - 1;
+    int e;
+    frexp((double)*absmax * *absmax, &e);
+    const double round0 = ldexp(1.5, 52 + e - per_level), round1 = ldexp(round0, -per_level),
+                 round2 = ldexp(round1, -per_level);
+    double s0 = 0, s1 = 0, s2 = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : s0, s1, s2)
+    for (size_t i = 0; i < n; i++) {
+        double rest = (double)x[i] * x[i];
+        double q0 = (rest + round0) - round0;
+        rest -= q0;
+        double q1 = (rest + round1) - round1;
+        rest -= q1;
+        s0 += q0;
+        s1 += q1;
+        s2 += (rest + round2) - round2;
+    }
+    sums[0] += s0;
+    sums[1] += s1;
+    sums[2] += s2;
+}

@@ -1,0 +1,290 @@
+// dataloader.h: files to micro-batches of tokens. Files are llm.c token shards (uint16 or uint32)
+// or plain text, read as bytes: token 256 (end of text), then the file's bytes.
+//
+// A sample is T tokens and, as targets, the same tokens one further on. It lies within one file;
+// samples of a file follow each other every T tokens, so the last target of one is the first token
+// of the next. Micro-batch m is samples m*B .. m*B+B-1 of the global order, and it is a function of
+// m alone: no position is kept, so any number of ranks and any resumed run get the same data. With
+// shuffling the order goes on for ever, each epoch a new permutation of all samples; without, it
+// ends, and rows behind the end have target -1.
+#pragma once
+
+#include "lib/die.h"
+#include "lib/rng.h"
+
+#include <glob.h>
+#include <pthread.h>
+
+enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD32_MAGIC = 20240801, SHARD32_VERSION = 7 };
+enum { SHARD_HEADER_BYTES = 1024, TEXT_EOT = 256, TEXT_VOCAB = 257, SHARD_VOCAB = 50257 };
+typedef enum { DATA_TEXT, DATA_UINT16, DATA_UINT32 } DataKind;
+typedef enum { AHEAD_EMPTY, AHEAD_READING, AHEAD_READY, AHEAD_STOP } DataAhead;
+
+typedef struct {
+    const char *path;
+    DataKind kind;
+    uint64_t tokens;
+    uint64_t first_sample;  // in the unshuffled order
+} DataFile;
+
+enum {
+    OPEN_FILES = 64
+};  // descriptors kept open; a data set may have more files than a process may open
+
+typedef struct {
+    int B, T, V;
+    uint64_t seed;
+    bool shuffle;
+    uint64_t samples, tokens;  // of an epoch; tokens of all files
+    int file_count;
+    DataFile *files;
+    struct {
+        int file, fd;  // file -1: none
+    } open_files[OPEN_FILES];
+    void *raw;  // one sample as it lies in the file
+
+    // Read-ahead: one thread, one micro-batch.
+    pthread_t thread;
+    pthread_mutex_t mutex;
+    pthread_cond_t changed;
+    DataAhead ahead;
+    uint64_t ahead_batch;
+    bool has_thread;
+    int *ahead_tokens, *ahead_targets;  // (B,T)
+} DataLoader;
+
+// ---- files -------------------------------------------------------------------------------------
+
+static inline const char *data_kind_name(DataKind kind) {
+    return kind == DATA_TEXT ? "text" : kind == DATA_UINT16 ? "uint16 shard" : "uint32 shard";
+}
+
+static inline size_t data_token_bytes(DataKind kind) {
+    return kind == DATA_TEXT ? 1 : kind == DATA_UINT16 ? 2 : 4;
+}
+
+// Kind and number of tokens of one file, with its header checked against its size.
+static inline DataFile data_file_open(const char *path) {
+    DataFile file = {path, DATA_TEXT, 0, 0};
+    int fd = open_check(path, O_RDONLY);
+    uint64_t bytes = file_size(fd, path);
+    uint32_t header[3] = {0, 0, 0};
+    if (!bytes) die_all("%s is empty", path);
+    if (bytes >= sizeof header) read_exact(fd, header, sizeof header, 0, path);
+    close(fd);
+    size_t length = strlen(path);
+    bool is_bin = length > 4 && !strcmp(path + length - 4, ".bin");
+    if (header[0] != SHARD_MAGIC && header[0] != SHARD32_MAGIC) {
+        if (is_bin)
+            die_all("%s: expected a token shard (magic %d or %d), found magic %u", path,
+                    SHARD_MAGIC, SHARD32_MAGIC, header[0]);
+        file.tokens = bytes + 1;
+        return file;
+    }
+    file.kind = header[0] == SHARD_MAGIC ? DATA_UINT16 : DATA_UINT32;
+    file.tokens = header[2];
+    uint32_t version = file.kind == DATA_UINT16 ? SHARD_VERSION : SHARD32_VERSION;
+    if (header[1] != version)
+        die_all("%s: expected version %u of a token shard, found %u", path, version, header[1]);
+    uint64_t expected = SHARD_HEADER_BYTES + file.tokens * data_token_bytes(file.kind);
+    if (bytes != expected)
+        die_all("%s: expected %llu bytes for %llu tokens, found %llu; is it complete?", path,
+                (unsigned long long)expected, (unsigned long long)file.tokens,
+                (unsigned long long)bytes);
+    return file;
+}
+
+// Paths that match, in order; dies if there are none. globfree is the caller's.
+static inline glob_t data_glob(const char *pattern) {
+    glob_t found;
+    int error = glob(pattern, 0, NULL, &found);
+    if (error == GLOB_NOMATCH) die_all("no file matches %s", pattern);
+    if (error) die_all("cannot list %s", pattern);
+    return found;
+}
+
+// Vocabulary of the data if nobody says otherwise: GPT-2's for shards, bytes for text.
+static inline int dataloader_default_vocab(const char *pattern) {
+    glob_t found = data_glob(pattern);
+    DataKind kind = data_file_open(found.gl_pathv[0]).kind;
+    globfree(&found);
+    return kind == DATA_TEXT ? TEXT_VOCAB : SHARD_VOCAB;
+}
+
+static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, int T, int V,
+                                   uint64_t seed, bool shuffle) {
+    memset(dl, 0, sizeof *dl);
+    dl->B = B, dl->T = T, dl->V = V, dl->seed = seed, dl->shuffle = shuffle;
+    glob_t found = data_glob(pattern);
+    dl->file_count = (int)found.gl_pathc;
+    dl->files = (DataFile *)malloc_check(found.gl_pathc * sizeof(DataFile));
+    for (int i = 0; i < dl->file_count; i++) {
+        DataFile *file = &dl->files[i];
+        *file = data_file_open(strdup_check(found.gl_pathv[i]));
+        if (file->kind != dl->files[0].kind)
+            die_all("%s mixes kinds of data: %s is %s, %s is %s", pattern, dl->files[0].path,
+                    data_kind_name(dl->files[0].kind), file->path, data_kind_name(file->kind));
+        file->first_sample = dl->samples;
+        dl->samples += file->tokens ? (file->tokens - 1) / (uint64_t)T : 0;
+        dl->tokens += file->tokens;
+    }
+    globfree(&found);
+    if (!dl->samples)
+        die_all("%s: no file has the %d tokens of one sample (T=%d and one more); found %llu in %d "
+                "file(s)",
+                pattern, T + 1, T, (unsigned long long)dl->tokens, dl->file_count);
+    for (int i = 0; i < OPEN_FILES; i++) dl->open_files[i].file = -1;
+    size_t elements = (size_t)B * (size_t)T;
+    dl->raw = malloc_check(((size_t)T + 1) * 4);
+    dl->ahead_tokens = (int *)malloc_check(elements * sizeof(int));
+    dl->ahead_targets = (int *)malloc_check(elements * sizeof(int));
+    pthread_mutex_init(&dl->mutex, NULL);
+    pthread_cond_init(&dl->changed, NULL);
+}
+
+// ---- samples -----------------------------------------------------------------------------------
+
+static inline int data_descriptor(DataLoader *dl, int file) {
+    int slot = file % OPEN_FILES;
+    if (dl->open_files[slot].file != file) {
+        if (dl->open_files[slot].file >= 0) close(dl->open_files[slot].fd);
+        dl->open_files[slot].fd = open_check(dl->files[file].path, O_RDONLY);
+        dl->open_files[slot].file = file;
+    }
+    return dl->open_files[slot].fd;
+}
+
+// The file that holds a sample of the unshuffled order.
+static inline int data_find_file(const DataLoader *dl, uint64_t sample) {
+    int low = 0, high = dl->file_count - 1;  // the last file whose first sample is not behind it
+    while (low < high) {
+        int middle = high - (high - low) / 2;
+        if (dl->files[middle].first_sample <= sample)
+            low = middle;
+        else
+            high = middle - 1;
+    }
+    return low;
+}
+
+// Tokens first .. first + T of a file: T tokens and their T targets.
+static inline void data_read_sample(DataLoader *dl, int index, uint64_t first, int *tokens,
+                                    int *targets) {
+    const DataFile *file = &dl->files[index];
+    int fd = data_descriptor(dl, index), T = dl->T;
+    size_t size = data_token_bytes(file->kind);
+    // Token 0 of a text is not in the file: the bytes begin one place later, and one less is read
+    // there.
+    int made = file->kind == DATA_TEXT && first == 0;
+    uint64_t at =
+        file->kind == DATA_TEXT ? first + (uint64_t)made - 1 : SHARD_HEADER_BYTES + first * size;
+    read_exact(fd, dl->raw, (size_t)(T + 1 - made) * size, at, file->path);
+    for (int t = 0; t <= T; t++) {
+        uint32_t token;
+        if (t < made)
+            token = TEXT_EOT;
+        else if (file->kind == DATA_TEXT)
+            token = ((const uint8_t *)dl->raw)[t - made];
+        else if (file->kind == DATA_UINT16)
+            token = ((const uint16_t *)dl->raw)[t];
+        else
+            token = ((const uint32_t *)dl->raw)[t];
+        if (token >= (uint32_t)dl->V)
+            die("%s: expected tokens below the vocabulary V=%d, found %u at token %llu", file->path,
+                dl->V, token, (unsigned long long)(first + (uint64_t)t));
+        if (t < T) tokens[t] = (int)token;
+        if (t > 0) targets[t - 1] = (int)token;
+    }
+}
+
+static inline void data_read_batch(DataLoader *dl, uint64_t batch, int *tokens, int *targets) {
+    for (int b = 0; b < dl->B; b++, tokens += dl->T, targets += dl->T) {
+        uint64_t sample = batch * (uint64_t)dl->B + (uint64_t)b;
+        if (!dl->shuffle && sample >= dl->samples) {
+            for (int t = 0; t < dl->T; t++) tokens[t] = 0, targets[t] = -1;
+            continue;
+        }
+        if (dl->shuffle)
+            sample = rng_permute(dl->seed, sample / dl->samples, dl->samples, sample % dl->samples);
+        int file = data_find_file(dl, sample);
+        uint64_t first = (sample - dl->files[file].first_sample) * (uint64_t)dl->T;
+        data_read_sample(dl, file, first, tokens, targets);
+    }
+}
+
+// ---- what the training loop calls --------------------------------------------------------------
+
+// Micro-batches of an epoch, the last one perhaps not full.
+static inline uint64_t dataloader_batches(const DataLoader *dl) {
+    return (dl->samples + (uint64_t)dl->B - 1) / (uint64_t)dl->B;
+}
+
+static inline void *data_ahead_thread(void *argument) {
+    DataLoader *dl = (DataLoader *)argument;
+    pthread_mutex_lock(&dl->mutex);
+    while (dl->ahead != AHEAD_STOP) {
+        if (dl->ahead == AHEAD_READING) {
+            pthread_mutex_unlock(&dl->mutex);
+            data_read_batch(dl, dl->ahead_batch, dl->ahead_tokens, dl->ahead_targets);
+            pthread_mutex_lock(&dl->mutex);
+            dl->ahead = AHEAD_READY;
+            pthread_cond_broadcast(&dl->changed);
+        } else {
+            pthread_cond_wait(&dl->changed, &dl->mutex);
+        }
+    }
+    pthread_mutex_unlock(&dl->mutex);
+    return NULL;
+}
+
+// Waits until the thread has nothing to do; the mutex is held on return.
+static inline void data_ahead_wait(DataLoader *dl) {
+    pthread_mutex_lock(&dl->mutex);
+    while (dl->ahead == AHEAD_READING) pthread_cond_wait(&dl->changed, &dl->mutex);
+}
+
+// Starts reading a micro-batch in the background, for the next dataloader_fetch.
+static inline void dataloader_prefetch(DataLoader *dl, uint64_t batch) {
+    data_ahead_wait(dl);
+    if (!dl->has_thread) {
+        int error = pthread_create(&dl->thread, NULL, data_ahead_thread, dl);
+        if (error) die("cannot start the data loader's thread: %s", strerror(error));
+        dl->has_thread = true;
+    }
+    if (dl->ahead == AHEAD_EMPTY || dl->ahead_batch != batch) {
+        dl->ahead = AHEAD_READING;
+        dl->ahead_batch = batch;
+        pthread_cond_broadcast(&dl->changed);
+    }
+    pthread_mutex_unlock(&dl->mutex);
+}
+
+// tokens, targets (B,T) of a micro-batch of the global order; targets are -1 behind the end.
+static inline void dataloader_fetch(DataLoader *dl, uint64_t batch, int *tokens, int *targets) {
+    size_t bytes = (size_t)dl->B * (size_t)dl->T * sizeof(int);
+    data_ahead_wait(dl);
+    if (dl->ahead == AHEAD_READY && dl->ahead_batch == batch) {
+        memcpy(tokens, dl->ahead_tokens, bytes);
+        memcpy(targets, dl->ahead_targets, bytes);
+    } else {
+        data_read_batch(dl, batch, tokens, targets);
+    }
+    pthread_mutex_unlock(&dl->mutex);
+}
+
+static inline void dataloader_close(DataLoader *dl) {
+    data_ahead_wait(dl);
+    dl->ahead = AHEAD_STOP;
+    pthread_cond_broadcast(&dl->changed);
+    pthread_mutex_unlock(&dl->mutex);
+    if (dl->has_thread) pthread_join(dl->thread, NULL);
+    for (int i = 0; i < OPEN_FILES; i++)
+        if (dl->open_files[i].file >= 0) close(dl->open_files[i].fd);
+    for (int i = 0; i < dl->file_count; i++) free((char *)dl->files[i].path);
+    free(dl->files);
+    free(dl->raw);
+    free(dl->ahead_tokens);
+    free(dl->ahead_targets);
+    pthread_mutex_destroy(&dl->mutex);
+    pthread_cond_destroy(&dl->changed);
+}

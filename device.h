@@ -1,0 +1,31 @@
+// device.h: which device this build is for, and the two number formats.
+//
+// Everything else is written against the CUDA runtime and NCCL. DEVICE_CPU puts cpu/ behind the same
+// names; the emulator (EMULATOR) keeps NVIDIA's own headers and stands in for the libraries at link time.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef DEVICE_CPU
+#include "cpu/runtime.h"
+
+#include "cpu/nccl.h"
+#else
+#include <cuda_bf16.h>
+#include <cuda_runtime.h>
+#include <nccl.h>
+typedef __nv_bfloat16 bf16;
+#endif
+
+// The model, its ops and fsdp.h are compiled once per compute dtype (PRECISION_BF16 = 0 or 1).
+// floatX is the dtype of gathered parameters and of activations.
+#if defined(PRECISION_BF16) && PRECISION_BF16
+typedef bf16 floatX;
+#define FLOATX_NAME "bf16"
+#define FLOATX_NCCL ncclBfloat16
+#else
+typedef float floatX;
+#define FLOATX_NAME "fp32"
+#define FLOATX_NCCL ncclFloat32
+#endif

@@ -1,0 +1,74 @@
+# emulator.mk: builds the emulator and programs on it; included by the top Makefile or used alone:
+#   make -f emulator/emulator.mk test-emulator
+# O         build folder
+# EMU_VARIANTS
+#   plain   fast
+#   asan    AddressSanitizer and UndefinedBehaviorSanitizer in kernels and host code
+#   race    races, missing waits, bounds, uninitialised reads (the compiler's thread instrumentation with the
+#           emulator's own callbacks; its runtime is not linked)
+# For a production or test source DIR/NAME.cu:  $(O)/emu/VARIANT/DIR/NAME.o, link it with $(O)/libemu_VARIANT.a
+# and $(EMU_LDLIBS); for the asan variant add $(EMU_LDFLAGS_asan).
+
+O ?= build
+CUDA_HOME ?= /usr/local/cuda
+EMU_VARIANTS := plain asan race
+EMU_LIB_SOURCES := $(addprefix emulator/,report.cpp symbols.cpp fibers.cpp tensor.cpp memory.cpp streams.cpp nccl.cpp \
+	blas.cpp race.cpp)
+
+EMU_WARNINGS := -Wall -Wextra -Werror
+EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
+EMU_DEFINE_plain :=
+EMU_DEFINE_asan := -DEMU_ASAN
+EMU_DEFINE_race := -DEMU_RACE
+EMU_COMPILE_plain := -O2
+EMU_COMPILE_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEMU_ASAN
+EMU_COMPILE_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -DEMU_RACE
+EMU_LDFLAGS_asan := -fsanitize=address,undefined
+EMU_LDLIBS := -lstdc++ -lm
+
+# ---- the library: never instrumented itself -----------------------------------------------------------------
+define emu_library
+$$(O)/libemu_$(1).a: $$(EMU_LIB_SOURCES:emulator/%.cpp=$$(O)/emu/lib_$(1)/%.o)
+	rm -f $$@ && ar rcs $$@ $$^
+$$(O)/emu/lib_$(1)/%.o: emulator/%.cpp
+	@mkdir -p $$(@D)
+	$$(CXX) $$(EMU_CXXFLAGS) -O2 -fopenmp-simd -mno-red-zone -fno-strict-aliasing $$(EMU_DEFINE_$(1)) -MMD -c $$< -o $$@
+endef
+$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_library,$(v))))
+
+# ---- converted sources: a mirror of the tree, .cu, .cuh and .h alike, so that quoted includes find each other --
+EMU_MIRRORED := $(patsubst ./%,%,$(shell find . -path ./$(O) -prune -o -path ./build -prune -o -path ./cpu -prune -o \
+	\( -name '*.cu' -o -name '*.cuh' -o -name '*.h' \) -print))
+EMU_MIRROR := $(addprefix $(O)/emu/src/,$(EMU_MIRRORED))
+$(O)/emu/src/%: % emulator/cu2cpp.py
+	@python3 emulator/cu2cpp.py $< $@
+
+EMU_INCLUDES := -include emulator/emu.h -I$(O)/emu/src -I. -DEMULATOR
+define emu_compile
+$$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
+	@mkdir -p $$(@D)
+	$$(CXX) -x c++ $$(EMU_CXXFLAGS) $$(EMU_COMPILE_$(1)) $$(EMU_INCLUDES) $$(EMU_EXTRA) -MMD -c $$< -o $$@
+	$(if $(filter race,$(1)),objcopy --redefine-sym memcpy=emu_memcpy --redefine-sym memmove=emu_memmove \
+		--redefine-sym memset=emu_memset $$@)
+endef
+$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_compile,$(v))))
+
+# ---- the emulator's own tests ---------------------------------------------------------------------------------
+EMU_TESTS := device faults streams blas
+define emu_test
+$$(O)/emu/$(1)/test_$(2): $$(O)/emu/$(1)/emulator/test_$(2).o $$(O)/libemu_$(1).a
+	$$(CXX) $$(EMU_LDFLAGS_$(1)) $$^ -lcmocka $$(EMU_LDLIBS) -o $$@
+test-emulator: test-emulator-$(1)-$(2)
+test-emulator-$(1)-$(2): $$(O)/emu/$(1)/test_$(2)
+	./$$<
+.PHONY: test-emulator-$(1)-$(2)
+endef
+$(foreach v,$(EMU_VARIANTS),$(foreach t,$(EMU_TESTS),$(eval $(call emu_test,$(v),$(t)))))
+
+test-emulator: test-emulator-scripts
+test-emulator-scripts:
+	python3 emulator/test_scripts.py
+.PHONY: test-emulator test-emulator-scripts
+.SECONDARY:
+
+-include $(shell find $(O)/emu -name '*.d' 2>/dev/null)

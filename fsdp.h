@@ -1,0 +1,630 @@
+// fsdp.h: parameters, gradients and AdamW states sharded across ranks; whole layers only for a moment.
+//
+// A unit is a set of tensors that travel together: laid end to end in one flat array, padded, and cut into
+// K equal slices, one for each rank of a shard group. A rank keeps the slices of its number, in fp32.
+//
+//   gather(u)    casts the own slice into its place in a slot and all-gathers the unit there, in place
+//   wait(u)      lets the compute stream wait for that; returns the whole unit
+//   release(u)   the compute stream has no more use for it
+//   reduce(u)    reduce-scatters the unit's gradient in place and adds the own slice to the gradient shard
+//
+// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K, .resident, .local).
+// With --reduce ordered every gradient is added in the order of the global micro-batches, so that results
+// do not depend on the number of ranks: micro-batch m of a step is computed by rank m % world.
+// This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
+#pragma once
+
+#include "config.h"
+#include "ops.h"
+#include "timeline.h"
+
+#include <math.h>
+#include <time.h>
+
+#define cudaCheck(call)                                                                              \
+    do {                                                                                             \
+        cudaError_t e_ = (call);                                                                     \
+        if (e_ != cudaSuccess) die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
+    } while (0)
+#define ncclCheck(call)                                                                              \
+    do {                                                                                             \
+        ncclResult_t e_ = (call);                                                                    \
+        if (e_ != ncclSuccess) die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_)); \
+    } while (0)
+
+#define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
+#define FSDP_MAX_UNITS 4096
+#define FSDP_MAX_SLOTS FSDP_MAX_UNITS
+
+typedef struct {
+    char name[24];
+    size_t offset, elements;  // within the unit
+    uint64_t first;           // index of element 0 among all parameters of the model
+    bool decays;
+} FsdpTensor;
+
+typedef struct {
+    char name[24];
+    int first_tensor, tensors;
+    int uses;         // gradient contributions in a micro-batch: 2 for tied weights
+    bool own_slot;    // does not take part in the rotation of slots
+    size_t elements;  // padded to K slices
+    size_t slice;     // elements / K
+    size_t at;        // of the own slice in the rank's flat arrays
+    size_t whole_at;  // of the unit in Fsdp.whole_grads
+    int gather_slot, grad_slot;  // its own slot, or -1: one of the rotating slots
+    long version;                // optimizer updates so far
+    int contributions[2];        // to the gradient shard and the second shard, in this step
+    cudaEvent_t updated;         // its last update (reduce stream)
+    cudaEvent_t filled;          // its gradient is complete (compute stream)
+} FsdpUnit;
+
+typedef enum { SLOT_FREE, SLOT_READY, SLOT_IN_USE } SlotState;
+static const char *const slot_state_names[] = {"free", "gathered", "in use"};
+
+// A buffer that holds one whole unit: its parameters (floatX) or its gradient (fp32).
+typedef struct {
+    void *data;
+    size_t bytes;
+    SlotState state;
+    int unit;      // whose data it holds; -1: nobody's
+    long version;  // of the unit when it was gathered
+    cudaEvent_t ready, freed;
+} FsdpSlot;
+
+typedef struct {
+    FsdpConfig c;
+    int shard_rank, replica, replicas;
+    bool alias_params;  // K == 1 and fp32: the shard is the whole unit, nothing is gathered
+    bool direct_grads;  // K == 1: the first gradient of a step is written into the shard
+
+    FsdpUnit units[FSDP_MAX_UNITS];
+    FsdpTensor *tensors;
+    int nunits, ntensors, tensors_room;
+    uint64_t parameters;  // of the model
+    size_t shard;         // elements of the rank's slices together
+
+    float *p, *g;  // (shard): parameters, gradients
+    void *m, *v;   // (shard): AdamW moments
+    float *g_second;      // (slice of the tied unit): its second use, summed separately (ordered)
+    float *whole_grads;   // (all elements): gradients of the micro-steps so far (local)
+    bf16 *bf16_grads;     // (largest unit): what travels with bf16_reduce
+    float *exchange;      // (world, exchange_part): pieces of the own slice from every rank (ordered)
+    bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce
+    size_t exchange_part;
+    double *sums;  // (3): sum of squares of the gradient, see shard_sum_squares
+    float *absmax;
+
+    FsdpSlot gather_slots[FSDP_MAX_SLOTS], grad_slots[FSDP_MAX_SLOTS];
+    int ngather, ngrad;            // slots in all
+    int rotating_gather, rotating_grad;  // the first of them rotate
+    const int *visits;             // units in the order in which a micro-step waits for them
+    int nvisits, cursor;
+    bool again;  // after the last visit the first comes again, with the same parameters
+    int micro_step;
+
+    ncclComm_t world_comm, gather_comm, reduce_comm, replica_comm;
+    cudaStream_t compute, gather, reduce;
+    cudaEvent_t step_done;
+    FsdpCounters counters;
+    Timeline *timeline;
+} Fsdp;
+
+// ---- declaring units, before fsdp_plan ---------------------------------------------------------------------
+
+static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
+    if (f->nunits == FSDP_MAX_UNITS) die("units: expected at most %d; choose larger units (--unit)", FSDP_MAX_UNITS);
+    FsdpUnit *u = &f->units[f->nunits];
+    *u = (FsdpUnit){};
+    snprintf(u->name, sizeof u->name, "%s", name);
+    u->first_tensor = f->ntensors;
+    u->uses = uses;
+    u->own_slot = own_slot;
+    return f->nunits++;
+}
+
+// Appends a tensor to the last unit. first: index of its element 0 among the model's parameters.
+static void fsdp_add_tensor(Fsdp *f, const char *name, size_t elements, uint64_t first, bool decays) {
+    if (f->ntensors == f->tensors_room) {
+        f->tensors_room = f->tensors_room ? 2 * f->tensors_room : 64;
+        f->tensors = (FsdpTensor *)realloc(f->tensors, sizeof(FsdpTensor) * (size_t)f->tensors_room);
+        if (!f->tensors) die("out of memory for the table of %d tensors", f->tensors_room);
+    }
+    FsdpUnit *u = &f->units[f->nunits - 1];
+    FsdpTensor *t = &f->tensors[f->ntensors++];
+    *t = (FsdpTensor){};
+    snprintf(t->name, sizeof t->name, "%s", name);
+    t->offset = u->elements;
+    t->elements = elements;
+    t->first = first;
+    t->decays = decays;
+    u->tensors++;
+    u->elements = (u->elements + elements + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
+    f->parameters += elements;
+}
+
+// The part of a tensor that this rank owns.
+typedef struct {
+    size_t within;  // first element, counted in the tensor
+    size_t at;      // the same, counted in the rank's flat arrays
+    size_t n;       // 0: none
+} FsdpPiece;
+
+static FsdpPiece fsdp_piece(const Fsdp *f, const FsdpUnit *u, const FsdpTensor *t) {
+    size_t slice_begin = (size_t)f->shard_rank * u->slice, slice_end = slice_begin + u->slice;
+    size_t begin = t->offset > slice_begin ? t->offset : slice_begin;
+    size_t end = t->offset + t->elements < slice_end ? t->offset + t->elements : slice_end;
+    if (begin >= end) return (FsdpPiece){0, 0, 0};
+    return (FsdpPiece){begin - t->offset, u->at + begin - slice_begin, end - begin};
+}
+
+// ---- the plan: sizes of everything, before anything is allocated ----------------------------------------------
+
+static size_t moment_bytes(MomentType t) {
+    return t == MOMENTS_FP64 ? 8 : t == MOMENTS_BF16 ? 2 : 4;
+}
+
+static double fsdp_bytes_per_parameter(const Fsdp *f) {
+    return (double)(2 * sizeof(float) + 2 * moment_bytes(f->c.moments));
+}
+
+static int plan_slot(FsdpSlot *slots, int *n, size_t bytes) {
+    slots[*n].bytes = bytes;
+    slots[*n].unit = -1;
+    return (*n)++;
+}
+
+// Rotating slots first, each as large as the largest unit that uses them, then the units' own slots.
+static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own_for_all, bool gather, int wanted) {
+    size_t element = gather ? sizeof(floatX) : sizeof(float), largest = 0;
+    int sharing = 0;
+    for (int u = 0; u < f->nunits; u++) {
+        if (f->units[u].own_slot || own_for_all) continue;
+        sharing++;
+        if (f->units[u].elements > largest) largest = f->units[u].elements;
+    }
+    *rotating = sharing < wanted ? sharing : wanted;
+    for (int i = 0; i < *rotating; i++) plan_slot(slots, n, largest * element);
+    for (int u = 0; u < f->nunits; u++) {
+        FsdpUnit *unit = &f->units[u];
+        int own = unit->own_slot || own_for_all ? plan_slot(slots, n, unit->elements * element) : -1;
+        *(gather ? &unit->gather_slot : &unit->grad_slot) = own;
+    }
+}
+
+static void plan_units(Fsdp *f, size_t *whole, size_t *largest, size_t *second) {
+    size_t quantum = (size_t)f->c.K * FSDP_ALIGN;
+    for (int i = 0; i < f->nunits; i++) {
+        FsdpUnit *u = &f->units[i];
+        u->elements = (u->elements + quantum - 1) / quantum * quantum;
+        u->slice = u->elements / (size_t)f->c.K;
+        u->at = f->shard;
+        u->whole_at = *whole;
+        f->shard += u->slice;
+        *whole += u->elements;
+        if (u->elements > *largest) *largest = u->elements;
+        if (u->uses == 2 && f->c.ordered && f->c.world * f->c.micro_steps > 1) *second = u->slice;
+    }
+}
+
+static void plan_slot_buffers(Fsdp *f, Buffers *b) {
+    for (int i = 0; i < f->ngather; i++)
+        buffers_add(b, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes, "gather slot %d", i);
+    for (int i = 0; i < f->ngrad; i++)
+        buffers_add(b, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes, "gradient slot %d", i);
+}
+
+// Fixes the layout and adds every buffer to the table.
+static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
+    FsdpConfig *c = &f->c;
+    *c = *config;
+    f->shard_rank = c->rank % c->K;
+    f->replica = c->rank / c->K;
+    f->replicas = c->world / c->K;
+    f->alias_params = c->K == 1 && sizeof(floatX) == sizeof(float);
+    f->direct_grads = c->K == 1 && !c->bf16_reduce && (f->replicas == 1 || !c->ordered);
+    c->local = c->local && c->K > 1 && c->micro_steps > 1;
+    size_t whole = 0, largest = 0, second = 0;
+    plan_units(f, &whole, &largest, &second);
+    buffers_add(b, "state", &f->p, f->shard * sizeof(float), "parameters fp32");
+    buffers_add(b, "state", &f->g, f->shard * sizeof(float), "gradients fp32");
+    buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
+    buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
+    if (!f->alias_params)
+        plan_slots(f, f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true, c->gather_slots);
+    if (!f->direct_grads || c->micro_steps > 1)
+        plan_slots(f, f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
+    plan_slot_buffers(f, b);
+    buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
+    if (c->local) buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
+    if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
+    if (c->ordered && c->world > 1) {
+        size_t slice = (largest + (size_t)c->K - 1) / (size_t)c->K, part = ((size_t)4 << 20) / (size_t)c->world;
+        f->exchange_part = slice < part ? slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
+        size_t n = f->exchange_part * (size_t)c->world;
+        buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
+        if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
+    }
+    buffers_add(b, "gradient", &f->sums, 3 * sizeof(double), "sums of squares");
+    buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
+}
+
+// ---- start and end ------------------------------------------------------------------------------------------
+
+static void create_event(cudaEvent_t *e) {
+    cudaCheck(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+}
+
+// The buffers of the table are allocated by now. id: the same on all ranks.
+static void fsdp_start(Fsdp *f, ncclUniqueId id) {
+    FsdpConfig *c = &f->c;
+    cudaCheck(cudaStreamCreateWithFlags(&f->compute, cudaStreamNonBlocking));
+    cudaCheck(cudaStreamCreateWithFlags(&f->gather, cudaStreamNonBlocking));
+    cudaCheck(cudaStreamCreateWithFlags(&f->reduce, cudaStreamNonBlocking));
+    create_event(&f->step_done);
+    for (int i = 0; i < f->nunits; i++) create_event(&f->units[i].updated), create_event(&f->units[i].filled);
+    for (int i = 0; i < f->ngather + f->ngrad; i++) {
+        FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
+        create_event(&s->ready), create_event(&s->freed);
+    }
+    ncclCheck(ncclCommInitRank(&f->world_comm, c->world, id, c->rank));
+    ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
+    ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
+    ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
+}
+
+static void fsdp_finish(Fsdp *f) {
+    cudaCheck(cudaDeviceSynchronize());
+    ncclComm_t comms[] = {f->replica_comm, f->reduce_comm, f->gather_comm, f->world_comm};
+    for (int i = 0; i < 4; i++) ncclCheck(ncclCommDestroy(comms[i]));
+    for (int i = 0; i < f->nunits; i++) {
+        cudaCheck(cudaEventDestroy(f->units[i].updated));
+        cudaCheck(cudaEventDestroy(f->units[i].filled));
+    }
+    for (int i = 0; i < f->ngather + f->ngrad; i++) {
+        FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
+        cudaCheck(cudaEventDestroy(s->ready));
+        cudaCheck(cudaEventDestroy(s->freed));
+    }
+    cudaCheck(cudaEventDestroy(f->step_done));
+    cudaCheck(cudaStreamDestroy(f->compute));
+    cudaCheck(cudaStreamDestroy(f->gather));
+    cudaCheck(cudaStreamDestroy(f->reduce));
+    free(f->tensors);
+}
+
+// ---- counters -----------------------------------------------------------------------------------------------
+
+static double host_ms(void) {
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+}
+
+// Runs a collective and counts the bytes that this rank receives in it.
+#define counted(f, counter, bytes, call)              \
+    do {                                              \
+        double began_ = host_ms();                    \
+        ncclCheck(call);                              \
+        (f)->counters.wait_ms += host_ms() - began_;  \
+        (f)->counters.counter += (double)(bytes);     \
+        (f)->counters.collectives++;                  \
+    } while (0)
+
+// ---- gather, wait, release ----------------------------------------------------------------------------------
+
+// Visits from now until unit u is waited for; a large number if it is not.
+static int next_use(const Fsdp *f, int u) {
+    int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
+    for (int i = 0; i < ahead; i++)
+        if (f->visits[(f->cursor + i) % f->nvisits] == u) return i;
+    return 1 << 30;
+}
+
+static FsdpSlot *gathered(Fsdp *f, int u) {
+    for (int i = 0; i < f->ngather; i++) {
+        FsdpSlot *s = &f->gather_slots[i];
+        if (s->unit == u && s->state != SLOT_FREE && s->version == f->units[u].version) return s;
+    }
+    return NULL;
+}
+
+// The slot that unit u is gathered into: its own, or the rotating one whose unit is needed last, if that is
+// later than `before` visits from now.
+static FsdpSlot *slot_for(Fsdp *f, int u, int before) {
+    if (f->units[u].gather_slot >= 0) return &f->gather_slots[f->units[u].gather_slot];
+    FsdpSlot *best = NULL;
+    int latest = before;
+    for (int i = 0; i < f->rotating_gather; i++) {
+        FsdpSlot *s = &f->gather_slots[i];
+        if (s->state == SLOT_IN_USE) continue;
+        bool stale = s->state == SLOT_FREE || s->version != f->units[s->unit].version;
+        int use = stale ? 1 << 30 : next_use(f, s->unit);
+        if (use > latest) best = s, latest = use;
+    }
+    return best;
+}
+
+static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
+    FsdpUnit *unit = &f->units[u];
+    if (s->state == SLOT_IN_USE)
+        die("gather of unit %s: its slot holds %s, which is still in use", unit->name, f->units[s->unit].name);
+    cudaCheck(cudaStreamWaitEvent(f->gather, s->freed, 0));
+    cudaCheck(cudaStreamWaitEvent(f->gather, unit->updated, 0));
+    timeline_begin(f->timeline, f->gather, "gather", unit->name);
+    floatX *whole = (floatX *)s->data, *own = whole + (size_t)f->shard_rank * unit->slice;
+    cast_from_float(own, f->p + unit->at, unit->slice, f->gather);
+    if (f->c.K > 1)
+        counted(f, gathered_bytes, (unit->elements - unit->slice) * sizeof(floatX),
+                ncclAllGather(own, whole, unit->slice, FLOATX_NCCL, f->gather_comm, f->gather));
+    timeline_end(f->timeline, f->gather);
+    cudaCheck(cudaEventRecord(s->ready, f->gather));
+    s->unit = u;
+    s->version = unit->version;
+    s->state = SLOT_READY;
+}
+
+static void prefetch(Fsdp *f) {
+    if (f->alias_params) return;
+    int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
+    for (int i = 0; i < f->c.prefetch && i < ahead; i++) {
+        int u = f->visits[(f->cursor + i) % f->nvisits];
+        FsdpSlot *s = gathered(f, u) ? NULL : slot_for(f, u, i);
+        if (s && s->state != SLOT_IN_USE) gather_into(f, s, u);
+    }
+}
+
+// Names the units that the coming micro-step waits for, in order, and gathers the first of them.
+// again: the same visits follow once more before the parameters change.
+static void fsdp_schedule(Fsdp *f, const int *visits, int nvisits, bool again) {
+    f->visits = visits;
+    f->nvisits = nvisits;
+    f->cursor = 0;
+    f->again = again;
+    prefetch(f);
+}
+
+// The whole unit (elements, floatX), for the compute stream. Units are waited for in the order of the schedule.
+static floatX *fsdp_wait(Fsdp *f, int u) {
+    FsdpUnit *unit = &f->units[u];
+    if (f->cursor >= f->nvisits || f->visits[f->cursor] != u)
+        die("wait for unit %s: the schedule expects %s", unit->name,
+            f->cursor < f->nvisits ? f->units[f->visits[f->cursor]].name : "no more units");
+    if (f->alias_params) {
+        f->cursor++;
+        cudaCheck(cudaStreamWaitEvent(f->compute, unit->updated, 0));
+        return (floatX *)(void *)(f->p + unit->at);
+    }
+    FsdpSlot *s = gathered(f, u);
+    if (!s) {
+        s = slot_for(f, u, 0);
+        if (!s) die("wait for unit %s: all %d gather slots are in use", unit->name, f->rotating_gather);
+        gather_into(f, s, u);
+    }
+    if (s->state != SLOT_READY) die("wait for unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
+    cudaCheck(cudaStreamWaitEvent(f->compute, s->ready, 0));
+    s->state = SLOT_IN_USE;
+    f->cursor++;
+    prefetch(f);
+    return (floatX *)s->data;
+}
+
+static void fsdp_release(Fsdp *f, int u) {
+    if (f->alias_params) return;
+    FsdpSlot *s = gathered(f, u);
+    if (!s || s->state != SLOT_IN_USE)
+        die("release of unit %s: its slot is %s", f->units[u].name, s ? slot_state_names[s->state] : "not gathered");
+    bool keep = f->units[u].gather_slot >= 0 || next_use(f, u) <= f->rotating_gather;
+    s->state = keep ? SLOT_READY : SLOT_FREE;
+#ifdef FSDP_POISON
+    if (!keep) cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->compute));
+#endif
+    cudaCheck(cudaEventRecord(s->freed, f->compute));
+}
+
+// ---- gradients ------------------------------------------------------------------------------------------------
+
+// The gradient shard that contribution `use` of unit u is added to.
+static float *grad_shard(Fsdp *f, int u, int use) {
+    return use == 1 && f->g_second ? f->g_second : f->g + f->units[u].at;
+}
+
+static int *contributions(Fsdp *f, int u, int use) {
+    return &f->units[u].contributions[use == 1 && f->g_second];
+}
+
+static bool writes_into_shard(const Fsdp *f) {
+    return f->direct_grads && f->micro_step == 0;
+}
+
+static FsdpSlot *grad_slot(Fsdp *f, int u, SlotState wanted) {
+    int own = f->units[u].grad_slot;
+    if (own >= 0) return &f->grad_slots[own];
+    for (int i = 0; i < f->rotating_grad; i++) {
+        FsdpSlot *s = &f->grad_slots[(u + i) % f->rotating_grad];
+        if (s->state == wanted && (wanted == SLOT_FREE || s->unit == u)) return s;
+    }
+    die("gradient of unit %s: no slot of %d is %s", f->units[u].name, f->rotating_grad, slot_state_names[wanted]);
+}
+
+// Padding between and behind tensors must not carry another unit's gradient into the shard.
+static void clear_gaps(Fsdp *f, const FsdpUnit *u, float *whole) {
+    for (int i = 0; i < u->tensors; i++) {
+        const FsdpTensor *t = &f->tensors[u->first_tensor + i];
+        size_t end = t->offset + t->elements, next = i + 1 < u->tensors ? t[1].offset : u->elements;
+        if (next > end) cudaCheck(cudaMemsetAsync(whole + end, 0, (next - end) * sizeof(float), f->compute));
+    }
+}
+
+// Room for the gradient of unit u (elements, fp32), to be overwritten. *fresh false: it already holds this
+// micro-batch's earlier contribution (tied weights), add to it.
+static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
+    FsdpUnit *unit = &f->units[u];
+    *fresh = true;
+    if (writes_into_shard(f)) {
+        cudaCheck(cudaStreamWaitEvent(f->compute, unit->updated, 0));
+        *fresh = *contributions(f, u, use) == 0;
+        return grad_shard(f, u, use);
+    }
+    FsdpSlot *s = grad_slot(f, u, SLOT_FREE);
+    if (s->state != SLOT_FREE)
+        die("gradient of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
+    cudaCheck(cudaStreamWaitEvent(f->compute, s->freed, 0));
+    s->state = SLOT_IN_USE;
+    s->unit = u;
+    clear_gaps(f, unit, (float *)s->data);
+    return (float *)s->data;
+}
+
+// bf16_reduce: sends bf16, hands fp32 on. part: elements from every rank.
+static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, size_t at, size_t n) {
+    size_t size = f->c.bf16_reduce ? sizeof(bf16) : sizeof(float);
+    ncclDataType_t type = f->c.bf16_reduce ? ncclBfloat16 : ncclFloat32;
+    char *in = f->c.bf16_reduce ? (char *)f->bf16_exchange : (char *)f->exchange;
+    double began = host_ms();
+    ncclCheck(ncclGroupStart());
+    for (int j = 0; j < f->c.world; j++) {
+        size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;
+        ncclCheck(ncclSend((const char *)whole + (slice_of_j + at) * size, n, type, j, f->world_comm, f->reduce));
+        ncclCheck(ncclRecv(in + (size_t)j * n * size, n, type, j, f->world_comm, f->reduce));
+    }
+    ncclCheck(ncclGroupEnd());
+    f->counters.wait_ms += host_ms() - began;
+    f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * n * size);
+    f->counters.collectives++;
+    if (f->c.bf16_reduce) cast_from_bf16(f->exchange, f->bf16_exchange, (size_t)f->c.world * n, f->reduce);
+}
+
+// Every owner of a slice receives every rank's part of it and adds the parts in the order of the ranks.
+static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, const void *whole, float *shard, bool accumulate) {
+    for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
+        size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
+        exchange_parts(f, unit, whole, at, n);
+        shard_add_ordered(shard + at, f->exchange, f->c.world, n, n, accumulate, f->reduce);
+    }
+}
+
+static void reduce_fast(Fsdp *f, const FsdpUnit *unit, float *whole, float *shard, bool accumulate) {
+    float *own = whole + (size_t)f->shard_rank * unit->slice;
+    if (f->c.bf16_reduce) {
+        bf16 *own16 = f->bf16_grads + (size_t)f->shard_rank * unit->slice;
+        if (f->c.K > 1)
+            counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(bf16),
+                    ncclReduceScatter(f->bf16_grads, own16, unit->slice, ncclBfloat16, ncclSum, f->reduce_comm,
+                                      f->reduce));
+        cast_from_bf16(own, own16, unit->slice, f->reduce);
+    } else if (f->c.K > 1) {
+        counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(float),
+                ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm, f->reduce));
+    }
+    shard_add(shard, own, unit->slice, accumulate, f->reduce);
+}
+
+static void reduce_whole(Fsdp *f, int u, int use, float *whole) {
+    FsdpUnit *unit = &f->units[u];
+    int *count = contributions(f, u, use);
+    float *shard = grad_shard(f, u, use);
+    if (f->c.bf16_reduce) cast_to_bf16(f->bf16_grads, whole, unit->elements, f->reduce);
+    if (f->c.ordered && f->c.world > 1)
+        reduce_ordered(f, unit, f->c.bf16_reduce ? (const void *)f->bf16_grads : whole, shard, *count > 0);
+    else
+        reduce_fast(f, unit, whole, shard, *count > 0);
+    ++*count;
+}
+
+// --accumulate local: adds up whole gradients; the last micro-step's last contribution reduces them.
+static void add_whole(Fsdp *f, int u, const float *whole, bool last) {
+    FsdpUnit *unit = &f->units[u];
+    float *sum = f->whole_grads + unit->whole_at;
+    shard_add(sum, whole, unit->elements, unit->contributions[0] > 0, f->reduce);
+    unit->contributions[0]++;
+    if (!last) return;
+    unit->contributions[0] = 0;
+    reduce_whole(f, u, 0, sum);
+}
+
+// The gradient that fsdp_grad gave room for is complete on the compute stream.
+static void fsdp_reduce(Fsdp *f, int u, int use) {
+    FsdpUnit *unit = &f->units[u];
+    bool last = f->micro_step == f->c.micro_steps - 1 && use == unit->uses - 1;
+    cudaCheck(cudaEventRecord(unit->filled, f->compute));
+    cudaCheck(cudaStreamWaitEvent(f->reduce, unit->filled, 0));
+    timeline_begin(f->timeline, f->reduce, "reduce", unit->name);
+    if (writes_into_shard(f)) {
+        ++*contributions(f, u, use);
+    } else {
+        FsdpSlot *s = grad_slot(f, u, SLOT_IN_USE);
+        if (s->state != SLOT_IN_USE || s->unit != u)
+            die("reduce of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
+        if (f->c.local) add_whole(f, u, (const float *)s->data, last);
+        else reduce_whole(f, u, use, (float *)s->data);
+#ifdef FSDP_POISON
+        cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->reduce));
+#endif
+        cudaCheck(cudaEventRecord(s->freed, f->reduce));
+        s->state = SLOT_FREE;
+    }
+    if (last && f->replicas > 1 && !f->c.ordered)
+        counted(f, allreduced_bytes, unit->slice * sizeof(float),
+                ncclAllReduce(f->g + unit->at, f->g + unit->at, unit->slice, ncclFloat32, ncclSum, f->replica_comm,
+                              f->reduce));
+    timeline_end(f->timeline, f->reduce);
+}
+
+// ---- update ---------------------------------------------------------------------------------------------------
+
+static int log2_ceil(uint64_t n) {
+    int bits = 0;
+    while (((uint64_t)1 << bits) < n) bits++;
+    return bits;
+}
+
+// Leaves the sum of squares of the whole gradient in f->sums, the same on all ranks.
+static void sum_squares(Fsdp *f) {
+    bool ordered = f->c.ordered;
+    ncclComm_t comm = ordered ? f->world_comm : f->reduce_comm;
+    cudaCheck(cudaMemsetAsync(f->sums, 0, 3 * sizeof(double), f->reduce));
+    if (ordered) {
+        cudaCheck(cudaMemsetAsync(f->absmax, 0, sizeof(float), f->reduce));
+        shard_absmax(f->absmax, f->g, f->shard, f->reduce);
+        counted(f, allreduced_bytes, sizeof(float),
+                ncclAllReduce(f->absmax, f->absmax, 1, ncclFloat32, ncclMax, comm, f->reduce));
+    }
+    // In world-wide sums the replicas of a shard count once.
+    if (!ordered || f->replica == 0)
+        shard_sum_squares(f->sums, f->g, f->shard, ordered ? f->absmax : NULL, log2_ceil(f->parameters), f->reduce);
+    counted(f, allreduced_bytes, 3 * sizeof(double),
+            ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
+}
+
+static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
+    char *m = (char *)f->m, *v = (char *)f->v;
+    size_t size = moment_bytes(f->c.moments);
+    timeline_begin(f->timeline, f->reduce, "update", u->name);
+    for (int i = 0; i < u->tensors; i++) {
+        const FsdpTensor *t = &f->tensors[u->first_tensor + i];
+        FsdpPiece piece = fsdp_piece(f, u, t);
+        if (piece.n == 0) continue;
+        AdamWConfig c = *config;
+        c.moments = f->c.moments;
+        if (!t->decays) c.weight_decay = 0;
+        adamw_update(f->p + piece.at, f->g + piece.at, m + piece.at * size, v + piece.at * size, piece.n,
+                     t->first + piece.within, f->sums, &c, f->reduce);
+    }
+    timeline_end(f->timeline, f->reduce);
+    u->version++;
+    cudaCheck(cudaEventRecord(u->updated, f->reduce));
+}
+
+// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers wait for their unit only.
+static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
+    timeline_begin(f->timeline, f->reduce, "norm", "gradient");
+    for (int i = 0; i < f->nunits; i++) {
+        FsdpUnit *u = &f->units[i];
+        if (u->contributions[1] > 0) shard_add(f->g + u->at, f->g_second, u->slice, true, f->reduce);
+        u->contributions[0] = u->contributions[1] = 0;
+    }
+    sum_squares(f);
+    timeline_end(f->timeline, f->reduce);
+    for (int i = 0; i < f->nunits; i++) update_unit(f, &f->units[i], config);
+}

@@ -1,0 +1,41 @@
+// lib/buffers.h: THE table of device memory: every allocation of a run has a row, made once before step 0.
+// The same rows are what the start-up table prints and what --dry-run counts without allocating.
+#pragma once
+
+#include "die.h"
+
+#define BUFFERS_MAX 1024
+
+typedef struct {
+    char name[40];
+    const char *owner;  // state, gather, gradients, activations, ... : the groups of the printed table
+    size_t bytes;
+    void **pointer;  // where its address goes
+} Buffer;
+
+typedef struct {
+    Buffer rows[BUFFERS_MAX];
+    int count;
+} Buffers;
+
+__attribute__((format(printf, 5, 6))) static inline void buffers_add(Buffers *b, const char *owner, void *pointer,
+                                                                     size_t bytes, const char *name, ...) {
+    if (b->count == BUFFERS_MAX) die("buffers: expected at most %d allocations", BUFFERS_MAX);
+    if (bytes == 0) return;
+    Buffer *row = &b->rows[b->count++];
+    va_list args;
+    va_start(args, name);
+    vsnprintf(row->name, sizeof row->name, name, args);
+    va_end(args);
+    row->owner = owner;
+    row->bytes = bytes;
+    row->pointer = (void **)pointer;
+}
+
+// owner NULL: all.
+static inline size_t buffers_bytes(const Buffers *b, const char *owner) {
+    size_t sum = 0;
+    for (int i = 0; i < b->count; i++)
+        if (!owner || !strcmp(owner, b->rows[i].owner)) sum += b->rows[i].bytes;
+    return sum;
+}

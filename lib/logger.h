@@ -1,0 +1,172 @@
+// lib/logger.h: the two files that a run leaves in its folder. main.log in llm.c's format, with
+// digits enough that a float survives, and metrics.jsonl with every field, one JSON object a line.
+// Rank 0 writes them; a resumed run drops the lines from its first step on: none stands twice.
+#pragma once
+
+#include "die.h"
+
+#include <math.h>
+
+// ---- JSON: strings, and numbers that are not finite --------------------------------------------
+
+// A quoted string. Bytes that are not printable ASCII are written as \u00XX (as if Latin-1), so
+// that any bytes give valid JSON.
+static inline void json_string(FILE *f, const char *text, size_t n) {
+    fputc('"', f);
+    for (size_t i = 0; i < n; i++) {
+        unsigned char c = (unsigned char)text[i];
+        if (c == '"' || c == '\\')
+            fprintf(f, "\\%c", c);
+        else if (c == '\n')
+            fputs("\\n", f);
+        else if (c < 32 || c > 126)
+            fprintf(f, "\\u%04x", c);
+        else
+            fputc(c, f);
+    }
+    fputc('"', f);
+}
+
+// A number with `digits` digits; null if it is not finite.
+static inline void json_number(FILE *f, double x, int digits) {
+    if (isfinite(x))
+        fprintf(f, "%.*g", digits, x);
+    else
+        fputs("null", f);
+}
+
+// ---- files -------------------------------------------------------------------------------------
+
+typedef struct {
+    long step, steps;
+    double loss, norm;  // mean over all tokens of the step; norm before clipping
+    double lr, ms;
+    double tokens_per_second, mfu;  // mfu: share of the peak; NaN if the peak is not known
+    double comm_share;              // of the step's time spent waiting for communication
+    uint64_t tokens;                // trained on so far, this step included
+    uint64_t memory;                // bytes of this rank's buffers
+} StepMetrics;
+
+typedef struct {
+    FILE *log, *metrics;  // NULL: no files
+    char log_path[4096], metrics_path[4096];
+} Logger;
+
+// The step's number of a line of main.log or metrics.jsonl, -1 if it has none.
+static inline long logger_line_step(const char *line) {
+    long step;
+    if (sscanf(line, "s:%ld", &step) == 1 || sscanf(line, "{\"step\":%ld", &step) == 1) return step;
+    return -1;
+}
+
+// Opens for appending what the lines of steps before `start` leave of the file. A run from step 0
+// moves the file of an earlier run to PATH.old.
+static inline FILE *logger_open_file(const char *path, long start) {
+    char other[4096];
+    snprintf(other, sizeof other, "%s.%s", path, start ? "tmp" : "old");
+    if (!start) {
+        if (rename(path, other) != 0 && errno != ENOENT)
+            die("cannot rename %s to %s: %s", path, other, strerror(errno));
+        return fopen_check(path, "a");
+    }
+    FILE *from = fopen(path, "r");
+    if (from) {
+        FILE *to = fopen_check(other, "w");
+        char *line = NULL;
+        size_t capacity = 0;
+        while (getline(&line, &capacity, from) >= 0)
+            if (logger_line_step(line) < start && strchr(line, '\n')) fputs(line, to);
+        free(line);
+        fclose(from);
+        fclose_check(to, other);
+        if (rename(other, path) != 0)
+            die("cannot rename %s to %s: %s", other, path, strerror(errno));
+    }
+    return fopen_check(path, "a");
+}
+
+// mkdir -p.
+static inline void make_folder(const char *folder) {
+    char path[4096];
+    snprintf(path, sizeof path, "%s", folder);
+    for (char *c = path + 1;; c++) {
+        if (*c && *c != '/') continue;
+        char separator = *c;
+        *c = 0;
+        if (mkdir(path, 0777) != 0 && errno != EEXIST)
+            die("cannot make the folder %s: %s", path, strerror(errno));
+        if (!separator) return;
+        *c = separator;
+    }
+}
+
+// folder "": nothing is written. start: the first step of this run.
+static inline void logger_open(Logger *l, const char *folder, long start) {
+    memset(l, 0, sizeof *l);
+    if (!folder[0]) return;
+    make_folder(folder);
+    snprintf(l->log_path, sizeof l->log_path, "%s/main.log", folder);
+    snprintf(l->metrics_path, sizeof l->metrics_path, "%s/metrics.jsonl", folder);
+    l->log = logger_open_file(l->log_path, start);
+    l->metrics = logger_open_file(l->metrics_path, start);
+}
+
+// After every line, so that a run that is killed leaves what it has said.
+static inline void logger_flush(Logger *l) {
+    if (fflush(l->log) != 0) die("cannot write %s: %s", l->log_path, strerror(errno));
+    if (fflush(l->metrics) != 0) die("cannot write %s: %s", l->metrics_path, strerror(errno));
+}
+
+// One JSON object and a newline; also what --json prints.
+static inline void metrics_print(FILE *f, const StepMetrics *m) {
+    const struct {
+        const char *name;
+        double value;
+        int digits;
+    } fields[] = {{"loss", m->loss, 9},
+                  {"norm", m->norm, 9},
+                  {"lr", m->lr, 9},
+                  {"ms", m->ms, 6},
+                  {"tokens_per_second", m->tokens_per_second, 6},
+                  {"mfu", m->mfu, 4},
+                  {"comm_share", m->comm_share, 4}};
+    fprintf(f, "{\"step\":%ld,\"steps\":%ld", m->step, m->steps);
+    for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
+        fprintf(f, ",\"%s\":", fields[i].name);
+        json_number(f, fields[i].value, fields[i].digits);
+    }
+    fprintf(f, ",\"tokens\":%llu,\"memory\":%llu}\n", (unsigned long long)m->tokens,
+            (unsigned long long)m->memory);
+}
+
+static inline void logger_step(Logger *l, const StepMetrics *m) {
+    if (!l->log) return;
+    fprintf(l->log, "s:%ld trl:%.9g lr:%.9g norm:%.9g\n", m->step, m->loss, m->lr, m->norm);
+    metrics_print(l->metrics, m);
+    logger_flush(l);
+}
+
+static inline void logger_validation(Logger *l, long step, double loss) {
+    if (!l->log) return;
+    fprintf(l->log, "s:%ld tel:%.9g\n", step, loss);
+    fprintf(l->metrics, "{\"step\":%ld,\"val_loss\":", step);
+    json_number(l->metrics, loss, 9);
+    fputs("}\n", l->metrics);
+    logger_flush(l);
+}
+
+// text: n bytes.
+static inline void logger_sample(Logger *l, long step, const char *text, size_t n) {
+    if (!l->log) return;
+    fprintf(l->metrics, "{\"step\":%ld,\"sample\":", step);
+    json_string(l->metrics, text, n);
+    fputs("}\n", l->metrics);
+    logger_flush(l);
+}
+
+static inline void logger_close(Logger *l) {
+    if (!l->log) return;
+    fclose_check(l->log, l->log_path);
+    fclose_check(l->metrics, l->metrics_path);
+    l->log = l->metrics = NULL;
+}

@@ -1,0 +1,592 @@
+// lib/options.h: every option of the program in one table. It makes the struct, the defaults,
+// --help, the parser of flags and of --config files, the range checks, the echo and the saved
+// config file.
+//
+// A new option is one line of OPTION_TABLE; `--tokens-per-step` is the field `tokens_per_step`.
+// A CHOICE gives an int field (its enum below follows the order of the choices) and, for choices
+// that end in ":K", the number in NAME_k. Short names are llm.c's, and "=0" behind a choice is
+// llm.c's number for it.
+#pragma once
+
+#include "die.h"
+#include "schedule.h"
+
+#include <ctype.h>
+#include <math.h>
+
+enum { SHARD_FULL, SHARD_GRADS, SHARD_STATES, SHARD_NONE, SHARD_HYBRID_NODE, SHARD_HYBRID };
+enum { UNIT_MATRIX, UNIT_HALF, UNIT_LAYER, UNIT_LAYERS };
+enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_NORM, RECOMPUTE_LAYER, RECOMPUTE_EVERY };
+enum { ACCUMULATE_SHARD, ACCUMULATE_LOCAL };
+enum { PRECISION_FP32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
+enum { DTYPE_POLICY, DTYPE_FP32, DTYPE_BF16, DTYPE_FP64 };
+enum { REDUCE_ORDERED, REDUCE_FAST };
+
+#define OPTION_MAX 1e9
+// clang-format off
+// kind   name             short default        range or choices            help
+#define OPTION_TABLE(GROUP, INT, SIZE, REAL, TEXT, CHOICE, FLAG) \
+GROUP("Model") \
+TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d12|d24|d36|d48, gpt3:c768..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], or an llm.c model.bin") \
+TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
+GROUP("Data") \
+TEXT  (train,           "i", "",                                        "training data: a glob of llm.c token shards (.bin) or of plain text files") \
+TEXT  (val,             "j", "",                                        "validation data, of the same kind; empty: no validation") \
+TEXT  (tokenizer,       "",  "",                                        "tokenizer.bin that decodes samples of token shards") \
+TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \
+FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
+GROUP("Batch") \
+INT   (batch,           "b", "4",   1, 65536,                           "sequences of a micro-batch on each rank (B)") \
+INT   (seq,             "t", "0",   0, 1 << 20,                         "tokens of a sequence (T); 0: as long as the model allows") \
+SIZE  (tokens_per_step, "d", "0",   0, 1e15,                            "tokens of an optimizer step over all ranks; 0: one micro-batch per rank") \
+GROUP("Optimizer") \
+INT   (steps,           "x", "0",   -1, OPTION_MAX,                     "optimizer steps; 0 or -1: one epoch of the training data") \
+REAL  (lr,              "l", "3e-4", 0, 1e3,                            "highest learning rate") \
+INT   (warmup,          "u", "0",   0, OPTION_MAX,                      "steps over which the learning rate rises linearly") \
+CHOICE(schedule,        "k", "cosine", "constant|linear|cosine|wsd",    "learning rate after the warm-up") \
+REAL  (final_lr,        "q", "0.1", 0, 1,                               "last learning rate as a fraction of the highest") \
+REAL  (weight_decay,    "c", "0.1", 0, 1e3,                             "decoupled weight decay of the matrices") \
+REAL  (beta1,           "",  "0.9", 0, 0.999999,                        "AdamW's decay of the first moment") \
+REAL  (beta2,           "",  "0.95", 0, 0.999999,                       "AdamW's decay of the second moment") \
+REAL  (eps,             "",  "1e-8", 1e-30, 1,                          "AdamW's epsilon, outside the root") \
+REAL  (grad_clip,       "",  "1",   0, 1e9,                             "limit of the global gradient norm; 0: no limit") \
+SIZE  (seed,            "",  "42",  0, 1.8446744073709550e19,           "of the initial weights, the data order, the samples and the rounding") \
+GROUP("Validation and samples") \
+INT   (val_every,       "v", "250", 0, OPTION_MAX,                      "steps between validations; 0: only at the end") \
+INT   (val_batches,     "m", "20",  1, OPTION_MAX,                      "micro-batches of a validation, over all ranks") \
+INT   (sample_every,    "s", "0",   0, OPTION_MAX,                      "steps between text samples; 0: none") \
+INT   (sample_tokens,   "g", "256", 1, 1 << 20,                         "tokens of a sample") \
+TEXT  (sample_prompt,   "",  "",                                        "text that a sample begins with") \
+REAL  (temperature,     "",  "0.8", 0, 100,                             "of the sampling; 0: always the likeliest token") \
+INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample among the k likeliest tokens; 0: among all") \
+GROUP("Sharding") \
+INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
+INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: the cores of the machine / its ranks") \
+CHOICE(shard,           "z", "full", "full=3|grads=2|states=1|none=0|hybrid:node|hybrid:K", "what is sharded: parameters, gradients and states (full, ZeRO-3), gradients and states, states, nothing, or all within groups of K ranks") \
+CHOICE(unit,            "",  "layer", "matrix|half|layer|layers:K",     "what travels in one collective: a weight matrix, attention or MLP, a block, K blocks") \
+INT   (gather_buffers,  "",  "2",   1, 3,                               "units whose gathered parameters are held at a time") \
+INT   (grad_buffers,    "",  "2",   1, 2,                               "units whose full gradients are held at a time") \
+INT   (prefetch,        "",  "-1",  -1, 2,                              "units that are gathered ahead of their use; -1: as many as the buffers allow") \
+CHOICE(recompute,       "r", "none", "none=0|gelu=1|norm=2|layer|every:K", "what the backward computes again instead of keeping: GELU, also LayerNorm, whole blocks, K blocks at a time") \
+CHOICE(accumulate,      "",  "shard", "shard|local",                    "micro-steps add to the reduced shard, or locally to full gradients that are reduced once") \
+GROUP("Numbers") \
+CHOICE(precision,       "",  "fp32", "fp32|bf16|fp64-moments",          "of the computation; the next four options override its parts") \
+CHOICE(gather_dtype,    "",  "policy", "policy|fp32|bf16",              "of gathered parameters and of the computation") \
+CHOICE(reduce_dtype,    "",  "policy", "policy|fp32|bf16",              "of gradients on the wire") \
+CHOICE(grad_dtype,      "",  "policy", "policy|fp32|bf16",              "of gradient shards") \
+CHOICE(moment_dtype,    "",  "policy", "policy|fp32|bf16|fp64",         "of AdamW's two moments") \
+CHOICE(reduce,          "",  "ordered", "ordered|fast",                 "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own") \
+INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time") \
+GROUP("Running") \
+INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
+TEXT  (trace,           "",  "",                                        "write a timeline of the steps to this file (JSON for Perfetto)") \
+FLAG  (json,            "",                                             "print step lines as JSON") \
+FLAG  (dry_run,         "",                                             "check everything and print the start-up table, but do not train") \
+TEXT  (config,          "",  "",                                        "read options from a file of lines `name = value`; flags win over it") \
+FLAG  (help,            "",                                             "print this and exit")
+// clang-format on
+
+// ---- the struct, from the table ----------------------------------------------------------------
+
+#define OPTION_NONE(...)
+#define OPTION_INT(name, ...) int name;
+#define OPTION_SIZE(name, ...) uint64_t name;
+#define OPTION_REAL(name, ...) float name;
+#define OPTION_TEXT(name, ...) const char *name;
+#define OPTION_CHOICE(name, ...) int name, name##_k;
+#define OPTION_FLAG(name, ...) bool name;
+typedef struct {
+    OPTION_TABLE(OPTION_NONE, OPTION_INT, OPTION_SIZE, OPTION_REAL, OPTION_TEXT, OPTION_CHOICE,
+                 OPTION_FLAG)
+} Options;
+
+typedef enum {
+    KIND_GROUP,
+    KIND_INT,
+    KIND_SIZE,
+    KIND_REAL,
+    KIND_TEXT,
+    KIND_CHOICE,
+    KIND_FLAG
+} OptionKind;
+
+typedef struct {
+    OptionKind kind;
+    const char *name;      // as the field; '_' is written '-' outside. A group: its title
+    const char *alias;     // one letter or ""
+    const char *standard;  // the default, as a user would write it
+    double min, max;       // of numbers
+    const char *choices;
+    const char *help;
+    size_t offset;  // of the field in Options
+} Option;
+
+#define OPTION_AT(name) offsetof(Options, name)
+#define OPTION_ROW_GROUP(title) {KIND_GROUP, title, "", "", 0, 0, "", "", 0},
+#define OPTION_ROW_INT(name, alias, standard, min, max, help)                                      \
+    {KIND_INT, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
+#define OPTION_ROW_SIZE(name, alias, standard, min, max, help)                                     \
+    {KIND_SIZE, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
+#define OPTION_ROW_REAL(name, alias, standard, min, max, help)                                     \
+    {KIND_REAL, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
+#define OPTION_ROW_TEXT(name, alias, standard, help)                                               \
+    {KIND_TEXT, #name, alias, standard, 0, 0, "", help, OPTION_AT(name)},
+#define OPTION_ROW_CHOICE(name, alias, standard, choices, help)                                    \
+    {KIND_CHOICE, #name, alias, standard, 0, 0, choices, help, OPTION_AT(name)},
+#define OPTION_ROW_FLAG(name, alias, help)                                                         \
+    {KIND_FLAG, #name, alias, "0", 0, 0, "", help, OPTION_AT(name)},
+static const Option option_table[] = {
+    OPTION_TABLE(OPTION_ROW_GROUP, OPTION_ROW_INT, OPTION_ROW_SIZE, OPTION_ROW_REAL,
+                 OPTION_ROW_TEXT, OPTION_ROW_CHOICE, OPTION_ROW_FLAG)};
+enum { OPTION_ROWS = sizeof option_table / sizeof option_table[0] };
+
+// ---- names -------------------------------------------------------------------------------------
+
+// The name as users write it, in a buffer of the caller's.
+typedef struct {
+    char text[32];
+} OptionName;
+
+static inline OptionName option_name(const Option *row) {
+    OptionName n;
+    snprintf(n.text, sizeof n.text, "%s", row->name);
+    for (char *c = n.text; *c; c++)
+        if (*c == '_') *c = '-';
+    return n;
+}
+
+static inline const Option *option_find(const char *name) {
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_table[i].kind != KIND_GROUP && !strcmp(option_name(&option_table[i]).text, name))
+            return &option_table[i];
+    return NULL;
+}
+
+static inline const Option *option_find_alias(const char *alias) {
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_table[i].alias[0] && !strcmp(option_table[i].alias, alias))
+            return &option_table[i];
+    return NULL;
+}
+
+// Levenshtein's distance: insertions, deletions and substitutions that turn a into b.
+static inline int edit_distance(const char *a, const char *b) {
+    enum { LONGEST = 64 };
+    int m = (int)strlen(b), row[LONGEST + 1];
+    if (m > LONGEST) return m;
+    for (int j = 0; j <= m; j++) row[j] = j;
+    for (int i = 1; *a; i++, a++) {
+        int diagonal = row[0];
+        row[0] = i;
+        for (int j = 1; j <= m; j++) {
+            int above = row[j], best = diagonal + (*a != b[j - 1]);
+            if (above + 1 < best) best = above + 1;
+            if (row[j - 1] + 1 < best) best = row[j - 1] + 1;
+            diagonal = above;
+            row[j] = best;
+        }
+    }
+    return row[m];
+}
+
+// where: "" for the command line, else "FILE:LINE: ".
+NORETURN static inline void option_die_unknown(const char *where, const char *dashes,
+                                               const char *name) {
+    OptionName nearest = {""};
+    int best = (int)strlen(name) / 2 + 1;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (option_table[i].kind == KIND_GROUP) continue;
+        OptionName candidate = option_name(&option_table[i]);
+        int distance = edit_distance(name, candidate.text);
+        if (distance < best) best = distance, nearest = candidate;
+    }
+    if (nearest.text[0])
+        die_all("%sunknown option %s%s: did you mean %s%s?", where, dashes, name,
+                dashes[0] ? "--" : "", nearest.text);
+    die_all("%sunknown option %s%s: --help lists all options", where, dashes, name);
+}
+
+// ---- values ------------------------------------------------------------------------------------
+
+// The i-th entry of "none=0|gelu=1|every:K": its name without "=0" and ":K", llm.c's number (-1:
+// none), and whether a number K follows. False behind the last.
+typedef struct {
+    char name[24];
+    int number;
+    bool takes_k;
+} OptionChoice;
+
+static inline bool option_choice(const Option *row, int i, OptionChoice *out) {
+    const char *c = row->choices;
+    for (; i > 0; i--, c++)
+        if (!(c = strchr(c, '|'))) return false;
+    size_t length = strcspn(c, "|");
+    snprintf(out->name, sizeof out->name, "%.*s", (int)length, c);
+    char *number = strchr(out->name, '='), *k = strstr(out->name, ":K");
+    out->number = number ? atoi(number + 1) : -1;
+    out->takes_k = k != NULL;
+    if (number) *number = 0;
+    if (k) *k = 0;
+    return true;
+}
+
+// "full|grads|hybrid:K" for messages and --help.
+static inline void option_print_choices(const Option *row, char *out, size_t bytes) {
+    OptionChoice c;
+    size_t used = 0;
+    out[0] = 0;
+    for (int i = 0; option_choice(row, i, &c) && used < bytes; i++)
+        used += (size_t)snprintf(out + used, bytes - used, "%s%s%s", i ? "|" : "", c.name,
+                                 c.takes_k ? ":K" : "");
+}
+
+// Reads the digits of a number from min to max; false if text is anything else.
+static inline bool option_integer(const char *text, double min, double max, long long *value) {
+    char *end;
+    errno = 0;
+    *value = strtoll(text, &end, 10);
+    return end != text && !*end && !errno && !isspace((unsigned char)text[0]) &&
+           (double)*value >= min && (double)*value <= max;
+}
+
+static inline bool option_set_choice(const Option *row, const char *text,
+                                     int *value /* value, k */) {
+    OptionChoice c;
+    for (int i = 0; option_choice(row, i, &c); i++) {
+        size_t length = strlen(c.name);
+        long long k = 0;
+        bool same = c.takes_k ? !strncmp(text, c.name, length) && text[length] == ':' &&
+                                    option_integer(text + length + 1, 1, OPTION_MAX, &k)
+                              : !strcmp(text, c.name) ||
+                                    (c.number >= 0 && text[0] == '0' + c.number && !text[1]);
+        if (!same) continue;
+        value[0] = i, value[1] = (int)k;
+        return true;
+    }
+    return false;
+}
+
+static inline bool option_set_flag(const char *text, bool *value) {
+    bool yes =
+        !strcmp(text, "1") || !strcmp(text, "true") || !strcmp(text, "yes") || !strcmp(text, "on");
+    bool no =
+        !strcmp(text, "0") || !strcmp(text, "false") || !strcmp(text, "no") || !strcmp(text, "off");
+    if (yes || no) *value = yes;
+    return yes || no;
+}
+
+// Parses text into the row's field; false if it is not a value of that row.
+static inline bool option_set(Options *o, const Option *row, const char *text) {
+    char *field = (char *)o + row->offset, *end;
+    long long integer;
+    errno = 0;
+    switch (row->kind) {
+    case KIND_INT:
+        if (!option_integer(text, row->min, row->max, &integer)) return false;
+        *(int *)(void *)field = (int)integer;
+        return true;
+    case KIND_SIZE: {
+        uint64_t size = strtoull(text, &end, 10);
+        if (!isdigit((unsigned char)text[0]) || *end || errno || (double)size > row->max)
+            return false;
+        *(uint64_t *)(void *)field = size;
+        return true;
+    }
+    case KIND_REAL: {
+        double real = strtod(text, &end);
+        if (end == text || *end || isspace((unsigned char)text[0])) return false;
+        if (!(real >= row->min && real <= row->max)) return false;  // also refuses NaN
+        *(float *)(void *)field = (float)real;
+        return true;
+    }
+    case KIND_TEXT:
+        *(const char **)(void *)field = strdup_check(text);
+        return true;
+    case KIND_CHOICE:
+        return option_set_choice(row, text, (int *)(void *)field);
+    case KIND_FLAG:
+        return option_set_flag(text, (bool *)field);
+    case KIND_GROUP:
+        break;
+    }
+    return false;
+}
+
+// What a row accepts, for messages and --help: "an integer from 1 to 4".
+static inline void option_print_expected(const Option *row, char *out, size_t bytes) {
+    switch (row->kind) {
+    case KIND_INT:
+    case KIND_SIZE:
+        snprintf(out, bytes, "an integer from %.15g to %.15g", row->min, row->max);
+        break;
+    case KIND_REAL:
+        snprintf(out, bytes, "a number from %g to %g", row->min, row->max);
+        break;
+    case KIND_CHOICE:
+        option_print_choices(row, out, bytes);
+        break;
+    case KIND_FLAG:
+        snprintf(out, bytes, "0 or 1");
+        break;
+    default:
+        snprintf(out, bytes, "a text");
+        break;
+    }
+}
+
+static inline void option_set_or_die(Options *o, const Option *row, const char *text,
+                                     const char *where) {
+    if (option_set(o, row, text)) return;
+    char expected[256];
+    option_print_expected(row, expected, sizeof expected);
+    die_all("%s--%s %s: expected %s", where, option_name(row).text, text[0] ? text : "(empty)",
+            expected);
+}
+
+// The value as text that option_set reads back to the same value.
+static inline void option_print_value(const Options *o, const Option *row, char *out,
+                                      size_t bytes) {
+    const char *field = (const char *)o + row->offset;
+    OptionChoice c;
+    switch (row->kind) {
+    case KIND_INT:
+        snprintf(out, bytes, "%d", *(const int *)(const void *)field);
+        break;
+    case KIND_SIZE:
+        snprintf(out, bytes, "%llu", (unsigned long long)*(const uint64_t *)(const void *)field);
+        break;
+    case KIND_REAL: {
+        float real = *(const float *)(const void *)field;
+        for (int digits = 1; digits <= 9; digits++) {  // the shortest that survives the round trip
+            snprintf(out, bytes, "%.*g", digits, (double)real);
+            if ((float)strtod(out, NULL) == real) break;
+        }
+        break;
+    }
+    case KIND_TEXT:
+        snprintf(out, bytes, "%s", *(const char *const *)(const void *)field);
+        break;
+    case KIND_CHOICE: {
+        const int *value = (const int *)(const void *)field;
+        out[0] = 0;
+        if (!option_choice(row, value[0], &c)) return;
+        if (c.takes_k)
+            snprintf(out, bytes, "%s:%d", c.name, value[1]);
+        else
+            snprintf(out, bytes, "%s", c.name);
+        break;
+    }
+    default:
+        snprintf(out, bytes, "%d", *(const bool *)field);
+        break;
+    }
+}
+
+// ---- config files: `name = value`, # comments, values with odd characters in "..." -------------
+
+static inline char *option_trim(char *text) {
+    while (isspace((unsigned char)*text)) text++;
+    size_t n = strlen(text);
+    while (n && isspace((unsigned char)text[n - 1])) text[--n] = 0;
+    return text;
+}
+
+// Cuts the value out of what follows '=' in place; NULL if its quotes are wrong.
+static inline char *option_unquote(char *text) {
+    text = option_trim(text);
+    if (*text != '"') {
+        if (*text == '#') *text = 0;
+        char *comment = strstr(text, " #");
+        if (comment) *comment = 0;
+        return option_trim(text);
+    }
+    char *to = text, *from = text + 1;
+    for (; *from && *from != '"'; from++) {
+        if (*from == '\\' && from[1])
+            from++, *to++ = *from == 'n' ? '\n' : *from;
+        else
+            *to++ = *from;
+    }
+    if (*from != '"') return NULL;
+    char *rest = option_trim(from + 1);
+    if (*rest && *rest != '#') return NULL;
+    *to = 0;
+    return text;
+}
+
+static inline bool option_is_saved(const Option *row) {
+    return row->kind != KIND_GROUP && strcmp(row->name, "config") && strcmp(row->name, "help");
+}
+
+static inline void options_read_config(Options *o, const char *path) {
+    FILE *f = fopen_check(path, "r");
+    char *line = NULL;
+    size_t capacity = 0;
+    for (int number = 1; getline(&line, &capacity, f) >= 0; number++) {
+        char where[512];
+        snprintf(where, sizeof where, "%s:%d: ", path, number);
+        char *name = option_trim(line);
+        if (!*name || *name == '#') continue;
+        char *equals = strchr(name, '=');
+        if (!equals) die_all("%sexpected a line `name = value`, found: %s", where, name);
+        *equals = 0;
+        name = option_trim(name);
+        const Option *row = option_find(name);
+        if (!row) option_die_unknown(where, "", name);
+        if (!option_is_saved(row)) die_all("%s%s belongs on the command line", where, name);
+        char *value = option_unquote(equals + 1);
+        if (!value) die_all("%sthe quotes of the value of %s do not match", where, name);
+        option_set_or_die(o, row, value, where);
+    }
+    if (ferror(f)) die_all("cannot read %s: %s", path, strerror(errno));
+    free(line);
+    fclose(f);
+}
+
+// Writes all options as a config file that --config reads back.
+static inline void options_save(const Options *o, const char *path) {
+    FILE *f = fopen_check(path, "w");
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Option *row = &option_table[i];
+        if (row->kind == KIND_GROUP) fprintf(f, "%s# %s\n", i ? "\n" : "", row->name);
+        if (!option_is_saved(row)) continue;
+        fprintf(f, "%s = ", option_name(row).text);
+        if (row->kind == KIND_TEXT) {
+            const char *text = *(const char *const *)(const void *)((const char *)o + row->offset);
+            fputc('"', f);
+            for (; *text; text++)
+                if (*text == '\n')
+                    fputs("\\n", f);
+                else
+                    fprintf(f, "%s%c", *text == '"' || *text == '\\' ? "\\" : "", *text);
+            fputs("\"\n", f);
+        } else {
+            char value[64];
+            option_print_value(o, row, value, sizeof value);
+            fprintf(f, "%s\n", value);
+        }
+    }
+    fclose_check(f, path);
+}
+
+// ---- what main calls ---------------------------------------------------------------------------
+
+static inline void options_default(Options *o) {
+    memset(o, 0, sizeof *o);
+    for (int i = 0; i < OPTION_ROWS; i++)
+        if (option_table[i].kind != KIND_GROUP)
+            option_set_or_die(o, &option_table[i], option_table[i].standard, "default of ");
+}
+
+static inline void options_help(FILE *f) {
+    fprintf(f, "train_gpt trains a GPT on token shards or plain text, sharded across ranks.\n\n"
+               "  ./train_gpt --train book.txt --ranks 2\n"
+               "  mpirun -n 8 ./train_gpt --model gpt2:d12 --train 'data/*_train_*.bin'\n\n"
+               "Options are written --name value or --name=value.\n");
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Option *row = &option_table[i];
+        if (row->kind == KIND_GROUP) {
+            fprintf(f, "\n%s\n", row->name);
+            continue;
+        }
+        char left[64], expected[256];
+        snprintf(left, sizeof left, "--%s%s%s", option_name(row).text, row->alias[0] ? ", -" : "",
+                 row->alias);
+        option_print_expected(row, expected, sizeof expected);
+        fprintf(f, "  %-22s %s", left, row->help);
+        if (row->kind != KIND_FLAG && row->kind != KIND_TEXT) fprintf(f, "; %s", expected);
+        if (row->kind != KIND_FLAG && row->standard[0]) fprintf(f, " [%s]", row->standard);
+        fputc('\n', f);
+    }
+}
+
+// Finds the row that argument argv[*i] names and its value; moves *i to the argument's last word.
+static inline const Option *option_argument(int argc, char **argv, int *i, const char **value) {
+    const char *word = argv[*i];
+    if (word[0] != '-' || !word[1])
+        die_all("expected an option, found `%s`; quote globs, so that the shell leaves them alone",
+                word);
+    bool is_long = word[1] == '-';
+    char name[64];
+    const char *equals = is_long ? strchr(word, '=') : NULL;
+    snprintf(name, sizeof name, "%.*s", (int)(equals ? equals - word : (long)strlen(word)), word);
+    const Option *row = is_long ? option_find(name + 2) : option_find_alias(name + 1);
+    if (!row) option_die_unknown("", is_long ? "--" : "-", name + (is_long ? 2 : 1));
+    const char *next = equals ? equals + 1 : *i + 1 < argc ? argv[*i + 1] : NULL;
+    bool ignored;
+    if (row->kind == KIND_FLAG && !equals && !(next && option_set_flag(next, &ignored))) {
+        *value = "1";
+        return row;
+    }
+    if (!next) die_all("%s needs a value", name);
+    if (!equals && !strncmp(next, "--", 2)) die_all("%s needs a value, found %s", name, next);
+    if (!equals) ++*i;
+    *value = next;
+    return row;
+}
+
+// Defaults, then config files in their order, then flags. Prints --help and ends if asked to.
+static inline void options_parse(Options *o, int argc, char **argv) {
+    bool given[OPTION_ROWS] = {false};
+    const char *value;
+    options_default(o);
+    if (argc == 2 && !strcmp(argv[1], "-h")) argv[1] = (char *)"--help";
+    for (int i = 1; i < argc; i++) {
+        const Option *row = option_argument(argc, argv, &i, &value);
+        if (row == option_find("help")) {
+            if (process.rank == 0) options_help(stdout);
+            exit(0);
+        }
+        if (row == option_find("config")) options_read_config(o, value);
+    }
+    for (int i = 1; i < argc; i++) {
+        const Option *row = option_argument(argc, argv, &i, &value);
+        if (given[row - option_table] && row != option_find("config"))
+            die_all("--%s is given twice", option_name(row).text);
+        given[row - option_table] = true;
+        option_set_or_die(o, row, value, "");
+    }
+}
+
+// The effective values, one wrapped paragraph a group.
+static inline void options_print(const Options *o, FILE *f) {
+    enum { WIDTH = 100, INDENT = 2 };
+    int column = 0;
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Option *row = &option_table[i];
+        if (row->kind == KIND_GROUP) {
+            fprintf(f, "%s%s:", i ? "\n" : "", row->name);
+            column = (int)strlen(row->name) + 1;
+        }
+        if (!option_is_saved(row)) continue;
+        char value[512], item[600];
+        option_print_value(o, row, value, sizeof value);
+        bool quote = row->kind == KIND_TEXT && (!value[0] || strpbrk(value, " \n"));
+        int width = snprintf(item, sizeof item, "%s=%s%s%s", option_name(row).text,
+                             quote ? "'" : "", value, quote ? "'" : "");
+        if (column + 1 + width > WIDTH) column = fprintf(f, "\n%*s", INDENT, "") - 1;
+        column += fprintf(f, " %s", item);
+    }
+    fputc('\n', f);
+}
+
+// ---- what the precision options come to --------------------------------------------------------
+
+// DTYPE_FP32, DTYPE_BF16 or DTYPE_FP64 of each part: the policy's, unless its own option says else.
+typedef struct {
+    int gather, reduce, grad, moment;
+} Dtypes;
+
+static inline Dtypes options_dtypes(const Options *o) {
+    Dtypes d = {o->gather_dtype, o->reduce_dtype, o->grad_dtype, o->moment_dtype};
+    bool bf16 = o->precision == PRECISION_BFLOAT16, fp64 = o->precision == PRECISION_FP64_MOMENTS;
+    if (d.gather == DTYPE_POLICY) d.gather = bf16 ? DTYPE_BF16 : DTYPE_FP32;
+    if (d.reduce == DTYPE_POLICY) d.reduce = DTYPE_FP32;
+    if (d.grad == DTYPE_POLICY) d.grad = DTYPE_FP32;
+    if (d.moment == DTYPE_POLICY) d.moment = fp64 ? DTYPE_FP64 : DTYPE_FP32;
+    return d;
+}
+
+static inline size_t dtype_bytes(int dtype) {
+    return dtype == DTYPE_BF16 ? 2 : dtype == DTYPE_FP64 ? 8 : 4;
+}

@@ -1,0 +1,114 @@
+// lib/tokenizer.h: tokens to text. Either bytes (257 tokens: 256 bytes and end-of-text), or llm.c's
+// tokenizer.bin, versions 1 and 2: a header, then per token one length byte and that many bytes.
+#pragma once
+
+#include "die.h"
+
+enum {
+    TOKENIZER_MAGIC = 20240328,
+    BYTE_VOCAB = 257,
+    BYTE_EOT = 256,
+    GPT2_VOCAB = 50257,
+    GPT2_EOT = 50256
+};
+
+typedef struct {
+    int V, eot;
+    unsigned char *bytes;  // the texts of all tokens, one behind the other
+    uint32_t *start;       // (V+1) where each begins in bytes
+} Tokenizer;
+
+static inline Tokenizer tokenizer_of_bytes(void) {
+    static const char eot[] = "<|endoftext|>";
+    Tokenizer t = {BYTE_VOCAB, BYTE_EOT, NULL, NULL};
+    t.bytes = (unsigned char *)malloc_check(256 + sizeof eot);
+    t.start = (uint32_t *)malloc_check((BYTE_VOCAB + 1) * sizeof(uint32_t));
+    for (uint32_t i = 0; i <= 256; i++) t.start[i] = i;
+    for (int i = 0; i < 256; i++) t.bytes[i] = (unsigned char)i;
+    memcpy(t.bytes + 256, eot, sizeof eot - 1);
+    t.start[BYTE_VOCAB] = 256 + sizeof eot - 1;
+    return t;
+}
+
+static inline Tokenizer tokenizer_open(const char *path) {
+    enum { HEADER = 1024 };
+    int fd = open_check(path, O_RDONLY);
+    uint64_t bytes = file_size(fd, path);
+    uint32_t header[HEADER / 4];
+    if (bytes < HEADER || bytes > UINT32_MAX)
+        die_all("%s: expected a tokenizer.bin, found a file of %llu bytes", path,
+                (unsigned long long)bytes);
+    read_exact(fd, header, HEADER, 0, path);
+    if (header[0] != TOKENIZER_MAGIC)
+        die_all("%s: expected a tokenizer.bin (magic %d), found magic %u", path, TOKENIZER_MAGIC,
+                header[0]);
+    if (header[1] != 1 && header[1] != 2)
+        die_all("%s: expected version 1 or 2, found %u", path, header[1]);
+    // Version 1 was written for GPT-2 only and leaves the end-of-text token out of its header.
+    uint32_t V = header[2], eot = header[1] == 1 ? (uint32_t)GPT2_EOT : header[3];
+    if (header[1] == 1 && V != GPT2_VOCAB)
+        die_all("%s: expected a vocabulary of %d in version 1, found %u", path, GPT2_VOCAB, V);
+    if (V < 1 || V > bytes || eot >= V)
+        die_all("%s: vocabulary %u and end-of-text token %u do not fit the file", path, V, eot);
+    Tokenizer t = {(int)V, (int)eot, NULL, NULL};
+    size_t length = (size_t)(bytes - HEADER), at = 0;
+    t.bytes = (unsigned char *)malloc_check(length);
+    t.start = (uint32_t *)malloc_check((V + 1) * sizeof(uint32_t));
+    read_exact(fd, t.bytes, length, HEADER, path);
+    close(fd);
+    // Closes the gaps that the length bytes leave: what is written never passes what is read.
+    t.start[0] = 0;
+    for (uint32_t i = 0; i < V; i++) {
+        size_t size = at < length ? t.bytes[at] : 0;
+        if (!size || at + 1 + size > length)
+            die_all("%s: expected %u tokens, the file ends or has no text at token %u", path, V, i);
+        memmove(t.bytes + t.start[i], t.bytes + at + 1, size);
+        t.start[i + 1] = t.start[i] + (uint32_t)size;
+        at += 1 + size;
+    }
+    if (at != length) die_all("%s: %zu bytes follow after the last token", path, length - at);
+    return t;
+}
+
+static inline void tokenizer_close(Tokenizer *t) {
+    free(t->bytes);
+    free(t->start);
+}
+
+// The token's bytes (not ended by 0); returns how many.
+static inline size_t tokenizer_text(const Tokenizer *t, int token, const unsigned char **text) {
+    if (token < 0 || token >= t->V)
+        die("token %d is outside the tokenizer's vocabulary of %d", token, t->V);
+    *text = t->bytes + t->start[token];
+    return t->start[token + 1] - t->start[token];
+}
+
+// Prints a token for a terminal: control characters other than newline and tab become '?'.
+static inline void tokenizer_print(const Tokenizer *t, int token, FILE *f) {
+    const unsigned char *text;
+    size_t n = tokenizer_text(t, token, &text);
+    for (size_t i = 0; i < n; i++) {
+        bool control = (text[i] < 32 && text[i] != '\n' && text[i] != '\t') || text[i] == 127;
+        fputc(control ? '?' : text[i], f);
+    }
+}
+
+// Cuts text into tokens, always the longest that fits; returns how many (at most `room`). Exact for
+// bytes. For a BPE vocabulary it is a valid cut, though not always the one that the merges would
+// make: good enough for a prompt.
+static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, int *tokens,
+                                      size_t room) {
+    size_t length = strlen(text), n = 0;
+    for (size_t at = 0; at < length && n < room;) {
+        size_t best = 0;
+        for (int token = 0; token < t->V; token++) {
+            size_t size = t->start[token + 1] - t->start[token];
+            if (token == t->eot || size <= best || size > length - at) continue;
+            if (memcmp(t->bytes + t->start[token], text + at, size)) continue;
+            best = size, tokens[n] = token;
+        }
+        if (!best) die_all("--sample-prompt: the vocabulary has no token for `%s`", text + at);
+        at += best, n++;
+    }
+    return n;
+}

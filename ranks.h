@@ -1,0 +1,217 @@
+// ranks.h: the processes of a run: who starts them, which one this is, and the few words that the hosts
+// exchange. Data of the model never goes this way (see NCCL).
+//
+// Under mpirun the ranks come from MPI. With --ranks N this process forks N ranks and watches them: the
+// first that fails takes the others down. Else there is one rank.
+#pragma once
+
+#include "lib/die.h"
+
+#include <pthread.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/wait.h>
+#include <time.h>
+#ifdef USE_MPI
+#include <mpi.h>
+#endif
+#ifdef EMULATOR
+extern "C" void emu_progress(void);  // device work goes on while a host waits for another host
+#endif
+
+#define RANKS_WORDS 512  // bytes of one exchange
+
+// Shared by forked ranks: a barrier and room for one exchange.
+typedef struct {
+    int arrived, generation;
+    char words[RANKS_WORDS];
+} RanksShared;
+
+typedef struct {
+    int rank, world;
+    int local_rank, local_world;  // among the ranks of this node
+    const char *launcher;         // for the start-up table
+    RanksShared *shared;          // forked ranks only
+} Ranks;
+
+// ---- start -----------------------------------------------------------------------------------------------
+
+static bool ranks_under_mpirun(void) {
+    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK") || getenv("PMIX_RANK");
+}
+
+#ifdef USE_MPI
+static void ranks_mpi_abort(void) {
+    // The message has to reach the terminal before mpirun tears the job down.
+    struct timespec pause = {0, 100 * 1000 * 1000};
+    nanosleep(&pause, NULL);
+    MPI_Abort(MPI_COMM_WORLD, 1);
+}
+
+static void ranks_start_mpi(Ranks *r) {
+    int provided;
+    MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
+    MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
+    MPI_Comm_size(MPI_COMM_WORLD, &r->world);
+    MPI_Comm node;
+    MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &node);
+    MPI_Comm_rank(node, &r->local_rank);
+    MPI_Comm_size(node, &r->local_world);
+    MPI_Comm_free(&node);
+    r->launcher = "mpirun";
+    die_hook = ranks_mpi_abort;
+}
+#endif
+
+// ---- forked ranks: the parent's part ---------------------------------------------------------------------
+
+static pid_t *ranks_children;
+static int ranks_nchildren;
+
+static void ranks_forward_signal(int signal) {
+    for (int i = 0; i < ranks_nchildren; i++)
+        if (ranks_children[i] > 0) kill(ranks_children[i], signal);
+}
+
+// Waits for all ranks; returns the exit code of the job: 0 only if every rank ended with 0.
+static int ranks_watch(void) {
+    int code = 0;
+    for (int left = ranks_nchildren; left > 0;) {
+        int status, rank = 0;
+        pid_t pid = wait(&status);
+        if (pid < 0 && errno == EINTR) continue;
+        if (pid < 0) break;
+        while (rank < ranks_nchildren && ranks_children[rank] != pid) rank++;
+        if (rank == ranks_nchildren) continue;
+        ranks_children[rank] = 0;
+        left--;
+        if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || code != 0) continue;
+        code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
+        if (WIFSIGNALED(status))
+            fprintf(stderr, "train_gpt: rank %d was ended by signal %d (%s); stopping the other ranks\n",
+                    rank, WTERMSIG(status), strsignal(WTERMSIG(status)));
+        ranks_forward_signal(SIGKILL);
+    }
+    return code;
+}
+
+// Forks n ranks and returns in each of them; the parent never returns.
+static void ranks_fork(Ranks *r, int n) {
+    void *p = mmap(NULL, sizeof(RanksShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) die("cannot map memory shared by %d ranks: %s", n, strerror(errno));
+    r->shared = (RanksShared *)p;
+    ranks_children = (pid_t *)calloc((size_t)n, sizeof(pid_t));
+    ranks_nchildren = n;
+    pid_t parent = getpid();
+    fflush(NULL);
+    for (int i = 0; i < n; i++) {
+        pid_t pid = fork();
+        if (pid < 0) {
+            ranks_forward_signal(SIGKILL);
+            die("cannot start rank %d of %d: %s", i, n, strerror(errno));
+        }
+        if (pid == 0) {
+            prctl(PR_SET_PDEATHSIG, SIGKILL);
+            if (getppid() != parent) _exit(1);
+            r->rank = r->local_rank = i;
+            r->world = r->local_world = n;
+            r->launcher = "--ranks";
+            return;
+        }
+        ranks_children[i] = pid;
+    }
+    struct sigaction action = {};
+    action.sa_handler = ranks_forward_signal;
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+    _exit(ranks_watch());
+}
+
+// Sets process.rank before anything can fail, so that errors common to all ranks are printed once.
+static void ranks_identify(void) {
+    const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
+    for (int i = 0; i < 3; i++)
+        if (getenv(names[i])) {
+            process.rank = atoi(getenv(names[i]));
+            return;
+        }
+}
+
+// wanted: --ranks, 0 = as launched.
+static Ranks ranks_start(int wanted) {
+    Ranks r = {0, 1, 0, 1, "one process", NULL};
+    if (ranks_under_mpirun()) {
+#ifdef USE_MPI
+        ranks_start_mpi(&r);
+        if (wanted && wanted != r.world)
+            die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted, r.world);
+#else
+        die_all("started by mpirun, but built without MPI: install libopenmpi-dev and run make again, "
+                "or use --ranks N");
+#endif
+    } else if (wanted > 1) {
+        ranks_fork(&r, wanted);
+    }
+    process.rank = r.rank;
+    process.world = r.world;
+    return r;
+}
+
+static void ranks_finish(void) {
+#ifdef USE_MPI
+    if (ranks_under_mpirun()) MPI_Finalize();
+#endif
+}
+
+// ---- words between hosts; every rank has to call -------------------------------------------------------------
+
+static inline void ranks_pause(void) {
+#ifdef EMULATOR
+    emu_progress();
+#endif
+    sched_yield();
+}
+
+#ifdef USE_MPI
+static void ranks_mpi_wait(MPI_Request *request) {
+    for (int done = 0; !done; ranks_pause()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+}
+#endif
+
+static void ranks_barrier(Ranks *r) {
+#ifdef USE_MPI
+    if (!r->shared && r->world > 1) {
+        MPI_Request request;
+        MPI_Ibarrier(MPI_COMM_WORLD, &request);
+        ranks_mpi_wait(&request);
+    }
+#endif
+    if (!r->shared) return;
+    int generation = __atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE);
+    if (__atomic_add_fetch(&r->shared->arrived, 1, __ATOMIC_ACQ_REL) == r->world) {
+        r->shared->arrived = 0;
+        __atomic_add_fetch(&r->shared->generation, 1, __ATOMIC_ACQ_REL);
+        return;
+    }
+    while (__atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE) == generation) ranks_pause();
+}
+
+// Copies rank 0's bytes to all.
+static void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
+    if (bytes > RANKS_WORDS) die("ranks_broadcast: expected at most %d bytes, found %zu", RANKS_WORDS, bytes);
+#ifdef USE_MPI
+    if (!r->shared && r->world > 1) {
+        MPI_Request request;
+        MPI_Ibcast(words, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+        ranks_mpi_wait(&request);
+    }
+#endif
+    if (!r->shared) return;
+    if (r->rank == 0) memcpy(r->shared->words, words, bytes);
+    ranks_barrier(r);
+    memcpy(words, r->shared->words, bytes);
+    ranks_barrier(r);
+}

@@ -1,0 +1,83 @@
+// timeline.h: when each piece of work of a step ran on which stream, as a Chrome/Perfetto timeline.
+// Spans are pairs of events on the stream itself, so they show the device's time, not the host's.
+#pragma once
+
+#include "device.h"
+#include "lib/die.h"
+
+#define TIMELINE_STREAMS 3
+
+typedef struct {
+    int stream;
+    char name[56];
+    cudaEvent_t begin, end;
+} TimelineSpan;
+
+typedef struct {
+    cudaStream_t streams[TIMELINE_STREAMS];
+    const char *stream_names[TIMELINE_STREAMS];
+    cudaEvent_t origin;
+    TimelineSpan *spans;
+    int count, room;
+    int open[TIMELINE_STREAMS];  // index of the stream's unfinished span, -1: none
+} Timeline;
+
+static void timeline_start(Timeline *t, cudaStream_t compute, cudaStream_t gather, cudaStream_t reduce) {
+    *t = (Timeline){{compute, gather, reduce}, {"compute", "gather", "reduce"}, NULL, NULL, 0, 0, {-1, -1, -1}};
+    cudaEventCreate(&t->origin);
+    cudaEventRecord(t->origin, compute);
+}
+
+static int timeline_stream(const Timeline *t, cudaStream_t stream) {
+    for (int i = 0; i < TIMELINE_STREAMS; i++)
+        if (t->streams[i] == stream) return i;
+    die("trace: span on a stream it does not know");
+}
+
+// t NULL: not tracing. Spans of one stream do not nest.
+static void timeline_begin(Timeline *t, cudaStream_t stream, const char *kind, const char *unit) {
+    if (!t) return;
+    if (t->count == t->room) {
+        t->room = t->room ? 2 * t->room : 256;
+        t->spans = (TimelineSpan *)realloc(t->spans, sizeof(TimelineSpan) * (size_t)t->room);
+        if (!t->spans) die("out of memory for a trace of %d spans", t->room);
+    }
+    TimelineSpan *s = &t->spans[t->count];
+    s->stream = timeline_stream(t, stream);
+    if (t->open[s->stream] >= 0) die("trace: %s begins inside %s", kind, t->spans[t->open[s->stream]].name);
+    t->open[s->stream] = t->count++;
+    snprintf(s->name, sizeof s->name, "%s %s", kind, unit);
+    cudaEventCreate(&s->begin);
+    cudaEventCreate(&s->end);
+    cudaEventRecord(s->begin, stream);
+}
+
+static void timeline_end(Timeline *t, cudaStream_t stream) {
+    if (!t) return;
+    int i = timeline_stream(t, stream);
+    cudaEventRecord(t->spans[t->open[i]].end, stream);
+    t->open[i] = -1;
+}
+
+// Writes the timeline of this rank and forgets the spans. The device must be idle.
+static void timeline_write(Timeline *t, const char *path, int rank) {
+    FILE *f = fopen_check(path, "w");
+    fprintf(f, "[\n");
+    for (int i = 0; i < TIMELINE_STREAMS; i++)
+        fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank,
+                i, t->stream_names[i]);
+    for (int i = 0; i < t->count; i++) {
+        TimelineSpan *s = &t->spans[i];
+        float start = 0, length = 0;
+        cudaEventElapsedTime(&start, t->origin, s->begin);
+        cudaEventElapsedTime(&length, s->begin, s->end);
+        fprintf(f, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}%s\n", s->name, rank,
+                s->stream, 1e3 * (double)start, 1e3 * (double)length, i + 1 < t->count ? "," : "");
+        cudaEventDestroy(s->begin);
+        cudaEventDestroy(s->end);
+    }
+    fprintf(f, "]\n");
+    fclose_check(f, path);
+    cudaEventDestroy(t->origin);
+    free(t->spans);
+}
