@@ -29,3 +29,4 @@ train_gpt: $(O)/train_gpt
 
 clean:
 	rm -rf build train_gpt train_gpt_emulated
+include test/test.mk

@@ -313,12 +313,32 @@ static double host_ms(void) {
 
 // ---- gather, wait, release ----------------------------------------------------------------------------------
 
-// Visits from now until unit u is waited for; a large number if it is not.
+#define NEVER (1 << 30)
+
+// The unit that is waited for after `ahead` others.
+static int visit(const Fsdp *f, int ahead) {
+    return f->visits[(f->cursor + ahead) % f->nvisits];
+}
+
+// Visits from now until unit u is waited for; NEVER if it is not.
 static int next_use(const Fsdp *f, int u) {
     int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
     for (int i = 0; i < ahead; i++)
-        if (f->visits[(f->cursor + i) % f->nvisits] == u) return i;
-    return 1 << 30;
+        if (visit(f, i) == u) return i;
+    return NEVER;
+}
+
+// Will unit u be needed again before other rotating units have taken all slots?
+static bool worth_keeping(const Fsdp *f, int u) {
+    int use = next_use(f, u), others = 0;
+    if (f->units[u].gather_slot >= 0) return true;
+    if (use == NEVER) return false;
+    for (int i = 0; i < use && others < f->rotating_gather; i++) {
+        bool seen = f->units[visit(f, i)].gather_slot >= 0;
+        for (int k = 0; k < i && !seen; k++) seen = visit(f, k) == visit(f, i);
+        others += !seen;
+    }
+    return others < f->rotating_gather;
 }
 
 static FsdpSlot *gathered(Fsdp *f, int u) {
@@ -339,7 +359,7 @@ static FsdpSlot *slot_for(Fsdp *f, int u, int before) {
         FsdpSlot *s = &f->gather_slots[i];
         if (s->state == SLOT_IN_USE) continue;
         bool stale = s->state == SLOT_FREE || s->version != f->units[s->unit].version;
-        int use = stale ? 1 << 30 : next_use(f, s->unit);
+        int use = stale ? NEVER : next_use(f, s->unit);
         if (use > latest) best = s, latest = use;
     }
     return best;
@@ -364,13 +384,16 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     s->state = SLOT_READY;
 }
 
+// Gathers ahead: the next c.prefetch units that rotate, and those with slots of their own in between.
 static void prefetch(Fsdp *f) {
     if (f->alias_params) return;
     int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
-    for (int i = 0; i < f->c.prefetch && i < ahead; i++) {
-        int u = f->visits[(f->cursor + i) % f->nvisits];
-        FsdpSlot *s = gathered(f, u) ? NULL : slot_for(f, u, i);
+    for (int i = 0, left = f->c.prefetch; i < ahead && left > 0; i++) {
+        int u = visit(f, i);
+        bool there = gathered(f, u) != NULL;
+        FsdpSlot *s = there ? NULL : slot_for(f, u, i);
         if (s && s->state != SLOT_IN_USE) gather_into(f, s, u);
+        if (!there || f->units[u].gather_slot < 0) left--;
     }
 }
 
@@ -414,7 +437,7 @@ static void fsdp_release(Fsdp *f, int u) {
     FsdpSlot *s = gathered(f, u);
     if (!s || s->state != SLOT_IN_USE)
         die("release of unit %s: its slot is %s", f->units[u].name, s ? slot_state_names[s->state] : "not gathered");
-    bool keep = f->units[u].gather_slot >= 0 || next_use(f, u) <= f->rotating_gather;
+    bool keep = worth_keeping(f, u);
     s->state = keep ? SLOT_READY : SLOT_FREE;
 #ifdef FSDP_POISON
     if (!keep) cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->compute));

@@ -1,7 +1,8 @@
 // cpu/adamw.h: AdamW (Loshchilov & Hutter 2019, algorithm 2) on a piece of a shard:
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
 //   p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
-// with g scaled by grad_scale and the clip coefficient. The arithmetic is fp32, or fp64 where moments are.
+// with g scaled by grad_scale and the clip coefficient. The arithmetic is fp32, or fp64 where
+// moments are.
 #pragma once
 
 #include "workspace.h"
@@ -10,7 +11,7 @@
 // What is the same for every element. Real: float or double.
 template <typename Real> struct AdamWFactors {
     Real grad, lr, beta1, beta2, eps, decay;
-    Real m_scale, v_scale; // 1 / (1 - beta^t)
+    Real m_scale, v_scale;  // 1 / (1 - beta^t)
 };
 
 // False if the norm is not finite.
@@ -31,27 +32,34 @@ static bool adamw_factors(AdamWFactors<Real> *f, const double sums[3], const Ada
 }
 
 template <typename Real>
-static inline Real adamw_element(Real p, Real g, Real *m, Real *v, const AdamWFactors<Real> *f) {
-    g *= f->grad;
-    *m = f->beta1 * *m + (1 - f->beta1) * g;
-    *v = f->beta2 * *v + (1 - f->beta2) * g * g;
-    Real step = *m * f->m_scale / ((Real)sqrt(*v * f->v_scale) + f->eps);
-    return p - f->lr * (step + f->decay * p);
+static inline Real adamw_step(Real p, Real m, Real v, const AdamWFactors<Real> f) {
+    return p - f.lr * (m * f.m_scale / ((Real)sqrt(v * f.v_scale) + f.eps) + f.decay * p);
+}
+
+enum { ADAMW_BLOCK = 2048 };
+
+template <typename Real>
+static inline void adamw_block(float *p, const float *g, Real *m, Real *v, size_t n,
+                               const AdamWFactors<Real> f) {
+#pragma omp simd
+    for (size_t i = 0; i < n; i++) {
+        Real x = g[i] * f.grad;
+        Real mi = f.beta1 * m[i] + (1 - f.beta1) * x, vi = f.beta2 * v[i] + (1 - f.beta2) * x * x;
+        m[i] = mi;
+        v[i] = vi;
+        p[i] = (float)adamw_step<Real>(p[i], mi, vi, f);
+    }
 }
 
 template <typename Real>
 static void adamw_exact(float *p, const float *g, Real *m, Real *v, size_t n, const double sums[3],
                         const AdamWConfig *c) {
-    AdamWFactors<Real> factors;
-    if (!adamw_factors(&factors, sums, c)) return;
-#pragma omp parallel for simd schedule(static)
-    for (size_t i = 0; i < n; i++) {
-        AdamWFactors<Real> f = factors;
-        Real mi = m[i], vi = v[i];
-        p[i] = (float)adamw_element<Real>(p[i], g[i], &mi, &vi, &f);
-        m[i] = mi;
-        v[i] = vi;
-    }
+    AdamWFactors<Real> f;
+    if (!adamw_factors(&f, sums, c)) return;
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += ADAMW_BLOCK)
+        adamw_block<Real>(p + at, g + at, m + at, v + at,
+                          n - at < ADAMW_BLOCK ? n - at : (size_t)ADAMW_BLOCK, f);
 }
 
 // 64 bits to 64 bits (splitmix64's finaliser, Steele, Lea & Flood 2014)
@@ -61,8 +69,8 @@ static inline uint64_t mix64(uint64_t x) {
     return x ^ x >> 31;
 }
 
-// 32 random bits of an element: its index under the key, through murmur3's finaliser. The low half rounds m,
-// the high half v.
+// 32 random bits of an element: its index under the key, through murmur3's finaliser. The low half
+// rounds m, the high half v.
 static inline uint32_t rounding_bits(uint64_t key, uint64_t element) {
     uint32_t h = (uint32_t)element ^ (uint32_t)key;
     h += ((uint32_t)(element >> 32) ^ (uint32_t)(key >> 32)) * 0x9e3779b1u;
@@ -79,28 +87,43 @@ static inline void store_stochastic(bf16 *dst, float x, uint32_t random16) {
     dst->bits = (uint16_t)(((up & 0x7f800000u) == 0x7f800000u ? u : up) >> 16);
 }
 
-static void adamw_bf16(float *p, const float *g, bf16 *m, bf16 *v, size_t n, uint64_t first, const double sums[3],
-                       const AdamWConfig *c) {
-    AdamWFactors<float> factors;
-    if (!adamw_factors(&factors, sums, c)) return;
-    const uint64_t key = mix64(mix64(c->seed) + (uint64_t)c->step);
-#pragma omp parallel for simd schedule(static)
+static inline void adamw_bf16_block(float *p, const float *g, bf16 *m, bf16 *v, size_t n,
+                                    uint64_t first, uint64_t key, const AdamWFactors<float> f) {
+#pragma omp simd
     for (size_t i = 0; i < n; i++) {
-        AdamWFactors<float> f = factors;
-        float mi = to_float(m[i]), vi = to_float(v[i]);
-        p[i] = adamw_element<float>(p[i], g[i], &mi, &vi, &f);
+        float x = g[i] * f.grad;
+        float mi = f.beta1 * to_float(m[i]) + (1 - f.beta1) * x;
+        float vi = f.beta2 * to_float(v[i]) + (1 - f.beta2) * x * x;
         uint32_t random = rounding_bits(key, first + i);
         store_stochastic(&m[i], mi, random & 0xffffu);
         store_stochastic(&v[i], vi, random >> 16);
+        p[i] = adamw_step<float>(p[i], mi, vi, f);
     }
 }
 
-static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first, const double sums[3],
-                         const AdamWConfig *c, cudaStream_t stream) {
+static void adamw_bf16(float *p, const float *g, bf16 *m, bf16 *v, size_t n, uint64_t first,
+                       const double sums[3], const AdamWConfig *c) {
+    AdamWFactors<float> f;
+    if (!adamw_factors(&f, sums, c)) return;
+    const uint64_t key = mix64(mix64(c->seed) + (uint64_t)c->step);
+#pragma omp parallel for schedule(static)
+    for (size_t at = 0; at < n; at += ADAMW_BLOCK)
+        adamw_bf16_block(p + at, g + at, m + at, v + at,
+                         n - at < ADAMW_BLOCK ? n - at : (size_t)ADAMW_BLOCK, first + at, key, f);
+}
+
+static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
     (void)stream;
     switch (c->moments) {
-    case MOMENTS_FP32: adamw_exact(p, g, (float *)m, (float *)v, n, sums, c); break;
-    case MOMENTS_FP64: adamw_exact(p, g, (double *)m, (double *)v, n, sums, c); break;
-    case MOMENTS_BF16: adamw_bf16(p, g, (bf16 *)m, (bf16 *)v, n, first, sums, c); break;
+    case MOMENTS_FP32:
+        adamw_exact(p, g, (float *)m, (float *)v, n, sums, c);
+        break;
+    case MOMENTS_FP64:
+        adamw_exact(p, g, (double *)m, (double *)v, n, sums, c);
+        break;
+    case MOMENTS_BF16:
+        adamw_bf16(p, g, (bf16 *)m, (bf16 *)v, n, first, sums, c);
+        break;
     }
 }

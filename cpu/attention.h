@@ -1,7 +1,7 @@
-// cpu/attention.h: causal self-attention in blocks (Rabe & Staats 2021; Dao et al. 2022), never T x T.
-// A thread works on one (batch, head): it copies the head's q, k, v out of the token rows, then takes QUERIES
-// rows of scores at a time against pieces of KEYS keys, with a running maximum and sum. The backward pass
-// makes the probabilities again from lse:
+// cpu/attention.h: causal self-attention in blocks (Rabe & Staats 2021; Dao et al. 2022), never T x
+// T. A thread works on one (batch, head): it copies the head's q, k, v out of the token rows, then
+// takes QUERIES rows of scores at a time against pieces of KEYS keys, with a running maximum and
+// sum. The backward pass makes the probabilities again from lse:
 //   P = exp(S/sqrt(HS) - lse), dP = dO V^T, D = rowsum(dO * O), dS = P (dP - D) / sqrt(HS),
 //   dQ = dS K, dK = dS^T Q, dV = P^T dO.
 #pragma once
@@ -14,19 +14,21 @@ enum { QUERIES = 128, KEYS = 512 };  // KEYS is a multiple of QUERIES
 typedef struct {
     int T, HS;
     int thread;
-    Room room;           // for the products
-    floatX *q, *k, *v;   // (T, HS)
-    floatX *dout;        // (T, HS), backward
-    float *s, *dp;       // (QUERIES, KEYS) scores; dP
-    floatX *p, *ds;      // (QUERIES, KEYS) probabilities, gradient of the scores; p is s and ds is dp in fp32
-    float *o;            // (QUERIES, HS) output or dQ, not yet rounded
-    float *dk, *dv;      // (T, HS), backward
-    float *max, *sum;    // (QUERIES) of the row so far; in the backward D and lse
+    Room room;          // for the products
+    floatX *q, *k, *v;  // (T, HS)
+    floatX *dout;       // (T, HS), backward
+    float *s, *dp;      // (QUERIES, KEYS) scores; dP
+    floatX *p,
+        *ds;   // (QUERIES, KEYS) probabilities, gradient of the scores; p is s and ds is dp in fp32
+    float *o;  // (QUERIES, HS) output or dQ, not yet rounded
+    float *dk, *dv;    // (T, HS), backward
+    float *max, *sum;  // (QUERIES) of the row so far; in the backward D and lse
 } HeadRoom;
 
 static size_t attention_room_bytes(int T, int HS) {
     size_t head = round_up((size_t)T * HS, 16), scores = (size_t)QUERIES * KEYS;
-    return head * (4 * sizeof(floatX) + 2 * sizeof(float)) + scores * 2 * (sizeof(float) + sizeof(floatX)) +
+    return head * (4 * sizeof(floatX) + 2 * sizeof(float)) +
+           scores * 2 * (sizeof(float) + sizeof(floatX)) +
            round_up((size_t)QUERIES * HS, 16) * sizeof(float) + 2 * QUERIES * sizeof(float);
 }
 
@@ -61,7 +63,8 @@ static inline int smaller(int a, int b) {
 
 // dst (T, HS) = rows of src that are ld apart
 static inline void copy_head(floatX *dst, const floatX *src, size_t ld, int T, int HS) {
-    for (int t = 0; t < T; t++) memcpy(dst + (size_t)t * HS, src + t * ld, (size_t)HS * sizeof(floatX));
+    for (int t = 0; t < T; t++)
+        memcpy(dst + (size_t)t * HS, src + t * ld, (size_t)HS * sizeof(floatX));
 }
 
 static inline void write_head(floatX *dst, size_t ld, const float *src, int T, int HS) {
@@ -72,30 +75,31 @@ static inline void write_head(floatX *dst, size_t ld, const float *src, int T, i
 }
 
 // s (m, n) = rows a[i0 ..] times rows b[j0 ..] transposed
-static inline void rows_by_rows(HeadRoom *h, float *s, const floatX *a, int i0, int m, const floatX *b, int j0, int n) {
+static inline void rows_by_rows(HeadRoom *h, float *s, const floatX *a, int i0, int m,
+                                const floatX *b, int j0, int n) {
     size_t HS = (size_t)h->HS;
     Product p = {m, n, h->HS, false, true, false, HS, HS, (size_t)n};
     gemm_run(&p, h->thread, h->room, a + i0 * HS, b + j0 * HS, s);
 }
 
 // out (m, HS) = or += p (m, n) times rows b[j0 ..]
-static inline void scores_by_rows(HeadRoom *h, float *out, const floatX *p, int m, const floatX *b, int j0, int n,
-                                  bool add) {
+static inline void scores_by_rows(HeadRoom *h, float *out, const floatX *p, int m, const floatX *b,
+                                  int j0, int n, bool add) {
     size_t HS = (size_t)h->HS;
     Product q = {m, h->HS, n, false, false, add, (size_t)n, HS, HS};
     gemm_run(&q, h->thread, h->room, p, b + j0 * HS, out);
 }
 
 // rows out[j0 ..] (n, HS) = or += p (m, n) transposed times rows b[i0 ..]
-static inline void scores_transposed_by_rows(HeadRoom *h, float *out, const floatX *p, int m, const floatX *b, int i0,
-                                             int j0, int n, bool add) {
+static inline void scores_transposed_by_rows(HeadRoom *h, float *out, const floatX *p, int m,
+                                             const floatX *b, int i0, int j0, int n, bool add) {
     size_t HS = (size_t)h->HS;
     Product q = {n, h->HS, m, true, false, add, (size_t)n, HS, HS};
     gemm_run(&q, h->thread, h->room, p, b + i0 * HS, out + j0 * HS);
 }
 
-// One row of scores, of which the first `seen` are not masked, to exp(scale s - max); scales what was
-// summed before to the new maximum.
+// One row of scores, of which the first `seen` are not masked, to exp(scale s - max); scales what
+// was summed before to the new maximum.
 static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale, bool first) {
     const float *s = h->s + (size_t)r * n;
     floatX *p = h->p + (size_t)r * n;
@@ -124,12 +128,14 @@ static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale,
 }
 
 // Rows i0 .. i0+m of the output; out rows are ld apart.
-static void attention_forward_block(HeadRoom *h, floatX *out, size_t ld, float *lse, int i0, int m) {
+static void attention_forward_block(HeadRoom *h, floatX *out, size_t ld, float *lse, int i0,
+                                    int m) {
     const float scale = 1.0f / sqrtf((float)h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
         int n = smaller(KEYS, i0 + m - j0);
         rows_by_rows(h, h->s, h->q, i0, m, h->k, j0, n);
-        for (int r = 0; r < m; r++) softmax_row(h, r, n, smaller(n, i0 + r + 1 - j0), scale, j0 == 0);
+        for (int r = 0; r < m; r++)
+            softmax_row(h, r, n, smaller(n, i0 + r + 1 - j0), scale, j0 == 0);
         scores_by_rows(h, h->o, h->p, m, h->v, j0, n, j0 > 0);
     }
     for (int r = 0; r < m; r++) {
@@ -141,8 +147,8 @@ static void attention_forward_block(HeadRoom *h, floatX *out, size_t ld, float *
     }
 }
 
-static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C, int NH,
-                              cudaStream_t stream) {
+static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C,
+                              int NH, cudaStream_t stream) {
     (void)stream;
     const int HS = C / NH;
     const size_t row = (size_t)3 * C;
@@ -158,14 +164,15 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
             copy_head(h.k, q + C, row, T, HS);
             copy_head(h.v, q + 2 * (size_t)C, row, T, HS);
             for (int i0 = 0; i0 < T; i0 += QUERIES)
-                attention_forward_block(&h, out + token * C + at, (size_t)C, lse + (size_t)bh * T, i0,
-                                        smaller(QUERIES, T - i0));
+                attention_forward_block(&h, out + token * C + at, (size_t)C, lse + (size_t)bh * T,
+                                        i0, smaller(QUERIES, T - i0));
         }
     }
 }
 
 // P and dS of a row from the scores and dP
-static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float scale, float lse, float D) {
+static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float scale, float lse,
+                                      float D) {
     const float *s = h->s + (size_t)r * n, *dp = h->dp + (size_t)r * n;
     floatX *p = h->p + (size_t)r * n, *ds = h->ds + (size_t)r * n;
 #pragma omp simd
@@ -187,13 +194,15 @@ static inline float dot(const floatX *a, const floatX *b, int n) {
     return sum;
 }
 
-// Query rows i0 .. i0+m: their dQ (to dq, rows ld apart) and their share of dK and dV. `first`: dK and dV are set.
-static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const floatX *out, const float *lse, int i0,
-                                     int m, int NH, bool first) {
+// Query rows i0 .. i0+m: their dQ (to dq, rows ld apart) and their share of dK and dV. `first`: dK
+// and dV are set.
+static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const floatX *out,
+                                     const float *lse, int i0, int m, int NH, bool first) {
     const float scale = 1.0f / sqrtf((float)h->HS);
     const size_t HS = (size_t)h->HS;
     float *D = h->sum;
-    for (int r = 0; r < m; r++) D[r] = dot(h->dout + (i0 + r) * HS, out + (i0 + r) * HS * NH, h->HS);
+    for (int r = 0; r < m; r++)
+        D[r] = dot(h->dout + (i0 + r) * HS, out + (i0 + r) * HS * NH, h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
         int n = smaller(KEYS, i0 + m - j0);
         rows_by_rows(h, h->s, h->q, i0, m, h->k, j0, n);
@@ -207,8 +216,9 @@ static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const f
     write_head(dq + (size_t)i0 * ld, ld, h->o, m, h->HS);
 }
 
-static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out, const floatX *qkv,
-                               const float *lse, int B, int T, int C, int NH, cudaStream_t stream) {
+static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
+                               const floatX *qkv, const float *lse, int B, int T, int C, int NH,
+                               cudaStream_t stream) {
     (void)stream;
     const int HS = C / NH, last = (T - 1) / QUERIES * QUERIES;
     const size_t row = (size_t)3 * C;
@@ -227,8 +237,8 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
             copy_head(h.dout, dout + token * C + at, (size_t)C, T, HS);
             // The last block sees every key, so it sets dK and dV and the others add.
             for (int i0 = last; i0 >= 0; i0 -= QUERIES)
-                attention_backward_block(&h, dq, row, out + token * C + at, lse + (size_t)bh * T, i0,
-                                         smaller(QUERIES, T - i0), NH, i0 == last);
+                attention_backward_block(&h, dq, row, out + token * C + at, lse + (size_t)bh * T,
+                                         i0, smaller(QUERIES, T - i0), NH, i0 == last);
             write_head(dq + C, row, h.dk, T, HS);
             write_head(dq + 2 * (size_t)C, row, h.dv, T, HS);
         }

@@ -4,7 +4,8 @@
 #include "simd.h"
 #include "workspace.h"
 
-static inline void classifier_row(floatX *x, float *loss, int target, int V, int ld, bool write_dlogits) {
+static inline void classifier_row(floatX *x, float *loss, int target, int V, int ld,
+                                  bool write_dlogits) {
     if (target < 0) {
         *loss = 0;
         if (write_dlogits) memset(x, 0, (size_t)ld * sizeof(floatX));
@@ -24,8 +25,8 @@ static inline void classifier_row(floatX *x, float *loss, int target, int V, int
     for (int v = V; v < ld; v++) store_float(&x[v], 0.0f);
 }
 
-static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld, bool write_dlogits,
-                       cudaStream_t stream) {
+static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld,
+                       bool write_dlogits, cudaStream_t stream) {
     (void)stream;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < rows; i++)

@@ -3,8 +3,8 @@
 
 #include "workspace.h"
 
-static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C,
-                            cudaStream_t stream) {
+static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
+                            int B, int T, int C, cudaStream_t stream) {
     (void)stream;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < B * T; i++) {
@@ -15,8 +15,8 @@ static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, c
     }
 }
 
-// Positions ordered by token, equal tokens in their order: radix sort, 8 bits at a time. `order` and `spare`
-// have room for rows; the result is in the one returned.
+// Positions ordered by token, equal tokens in their order: radix sort, 8 bits at a time. `order`
+// and `spare` have room for rows; the result is in the one returned.
 static inline int *sort_by_token(int *order, int *spare, const int *tokens, int rows) {
     int max = 0;
     for (int i = 0; i < rows; i++) {
@@ -36,7 +36,8 @@ static inline int *sort_by_token(int *order, int *spare, const int *tokens, int 
 }
 
 // dst[0..n) += the sum of rows src[row[0]], src[row[1]], ... (C apart), n <= 256
-static inline void add_sum_of_rows(float *dst, const floatX *src, const int *row, int count, int C, int n) {
+static inline void add_sum_of_rows(float *dst, const floatX *src, const int *row, int count, int C,
+                                   int n) {
     float sum[256] = {0};
     for (int k = 0; k < count; k++) {
         const floatX *x = src + (size_t)row[k] * C;
@@ -47,8 +48,8 @@ static inline void add_sum_of_rows(float *dst, const floatX *src, const int *row
     for (int c = 0; c < n; c++) dst[c] += sum[c];
 }
 
-static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B, int T, int C,
-                             cudaStream_t stream) {
+static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B,
+                             int T, int C, cudaStream_t stream) {
     (void)stream;
     const int rows = B * T, blocks = (C + 255) / 256;
     Room room = room_shared();

@@ -1,8 +1,9 @@
-// cpu/gemm.h: one small matrix product on one thread, C (m,n) fp32 = or += op(A) op(B) with A and B of floatX.
-// The ops cut their products into tiles of fixed size and share the tiles out among OpenMP threads, so that
-// the bits do not depend on the number of threads (a library's own threading changes them for some shapes).
-// oneDNN makes the product (dnnl.h, 2.x or 3.x), CBLAS where oneDNN is not built in; where bf16 products
-// are missing, operands are widened piece by piece and multiplied in fp32.
+// cpu/gemm.h: one small matrix product on one thread, C (m,n) fp32 = or += op(A) op(B) with A and B
+// of floatX. The ops cut their products into tiles of fixed size and share the tiles out among
+// OpenMP threads, so that the bits do not depend on the number of threads (a library's own
+// threading changes them for some shapes). oneDNN makes the product (dnnl.h, 2.x or 3.x), CBLAS
+// where oneDNN is not built in; where bf16 products are missing, operands are widened piece by
+// piece and multiplied in fp32.
 #pragma once
 
 #include "workspace.h"
@@ -15,7 +16,8 @@
 #error "build with -DUSE_ONEDNN (-ldnnl) or -DUSE_CBLAS (-lopenblas)"
 #endif
 
-// op(A) is (m,k): A[i*lda + p], or A[p*lda + i] if ta. op(B) is (k,n): B[p*ldb + j], or B[j*ldb + p] if tb.
+// op(A) is (m,k): A[i*lda + p], or A[p*lda + i] if ta. op(B) is (k,n): B[p*ldb + j], or B[j*ldb +
+// p] if tb.
 typedef struct {
     int m, n, k;
     bool ta, tb;
@@ -26,8 +28,9 @@ typedef struct {
 // Room a product may use: oneDNN's scratchpad or the widened operands.
 enum { GEMM_ROOM = 2 << 20 };
 
-// To be called by every thread at the start of a parallel region that makes products: keeps a library from
-// starting threads of its own when the region has one thread only. Ends with the region.
+// To be called by every thread at the start of a parallel region that makes products: keeps a
+// library from starting threads of its own when the region has one thread only. Ends with the
+// region.
 static inline void gemm_one_thread(void) {
     omp_set_num_threads(1);
 }
@@ -35,12 +38,13 @@ static inline void gemm_one_thread(void) {
 static inline void sgemm_one(const Product *p, const float *A, const float *B, float *C) {
     float beta = p->add ? 1.0f : 0.0f;
 #ifdef USE_ONEDNN
-    if (dnnl_sgemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1.0f, A, (dnnl_dim_t)p->lda, B,
-                   (dnnl_dim_t)p->ldb, beta, C, (dnnl_dim_t)p->ldc) != dnnl_success)
+    if (dnnl_sgemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1.0f, A,
+                   (dnnl_dim_t)p->lda, B, (dnnl_dim_t)p->ldb, beta, C,
+                   (dnnl_dim_t)p->ldc) != dnnl_success)
         die("dnnl_sgemm failed on a product of %d x %d x %d", p->m, p->n, p->k);
 #else
-    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans, p->m, p->n, p->k,
-                1.0f, A, (int)p->lda, B, (int)p->ldb, beta, C, (int)p->ldc);
+    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
+                p->m, p->n, p->k, 1.0f, A, (int)p->lda, B, (int)p->ldb, beta, C, (int)p->ldc);
 #endif
 }
 
@@ -67,8 +71,15 @@ static void gemm_widened(const Product *p, Room room, const floatX *A, const flo
             widen(b, B + k0, p->n, k, p->ldb);
         else
             widen(b, B + k0 * p->ldb, k, p->n, p->ldb);
-        Product q = {p->m, p->n, k, p->ta, p->tb, p->add || k0 > 0, (size_t)(p->ta ? p->m : k),
-                     (size_t)(p->tb ? k : p->n), p->ldc};
+        Product q = {p->m,
+                     p->n,
+                     k,
+                     p->ta,
+                     p->tb,
+                     p->add || k0 > 0,
+                     (size_t)(p->ta ? p->m : k),
+                     (size_t)(p->tb ? k : p->n),
+                     p->ldc};
         sgemm_one(&q, a, b, C);
     }
 }
@@ -86,10 +97,10 @@ typedef struct GemmPlan {
 enum { PLANS = 4096 };  // a power of two
 static struct {
     dnnl_engine_t engine;
-    dnnl_stream_t stream;  // on a CPU it holds no state
-    GemmPlan *plan[PLANS]; // open addressing; filled, never emptied before ops_destroy
+    dnnl_stream_t stream;   // on a CPU it holds no state
+    GemmPlan *plan[PLANS];  // open addressing; filled, never emptied before ops_destroy
     int count;
-    bool native;  // floatX products exist on this processor
+    bool native;  // the processor multiplies floatX; if not, operands are widened
 } gemm;
 
 static void gemm_check(dnnl_status_t s, const char *call) {
@@ -117,7 +128,8 @@ static void desc_destroy(MatrixDesc *d) {
 }
 #endif
 
-static void desc_create(MatrixDesc *d, int rows, int cols, bool transposed, size_t ld, dnnl_data_type_t type) {
+static void desc_create(MatrixDesc *d, int rows, int cols, bool transposed, size_t ld,
+                        dnnl_data_type_t type) {
     dnnl_dims_t dims = {rows, cols};
     dnnl_dims_t strides = {transposed ? 1 : (dnnl_dim_t)ld, transposed ? (dnnl_dim_t)ld : 1};
 #if DNNL_VERSION_MAJOR >= 3
@@ -130,7 +142,8 @@ static void desc_create(MatrixDesc *d, int rows, int cols, bool transposed, size
 static dnnl_primitive_desc_t plan_describe(const MatrixDesc d[3], bool add, bool user_scratch) {
     dnnl_primitive_attr_t attr;
     DNNL(dnnl_primitive_attr_create(&attr));
-    if (user_scratch) DNNL(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
+    if (user_scratch)
+        DNNL(dnnl_primitive_attr_set_scratchpad_mode(attr, dnnl_scratchpad_mode_user));
     if (add) {
         dnnl_post_ops_t ops;
         DNNL(dnnl_post_ops_create(&ops));
@@ -144,7 +157,8 @@ static dnnl_primitive_desc_t plan_describe(const MatrixDesc d[3], bool add, bool
     }
     dnnl_primitive_desc_t pd;
 #if DNNL_VERSION_MAJOR >= 3
-    DNNL(dnnl_matmul_primitive_desc_create(&pd, gemm.engine, d[PLAN_A], d[PLAN_B], NULL, d[PLAN_C], attr));
+    DNNL(dnnl_matmul_primitive_desc_create(&pd, gemm.engine, d[PLAN_A], d[PLAN_B], NULL, d[PLAN_C],
+                                           attr));
 #else
     dnnl_matmul_desc_t op;
     DNNL(dnnl_matmul_desc_init(&op, &d[PLAN_A], &d[PLAN_B], NULL, &d[PLAN_C]));
@@ -172,7 +186,8 @@ static GemmPlan *plan_create(const Product *p) {
         pd = plan_describe(d, p->add, false);
     }
     DNNL(dnnl_primitive_create(&plan->primitive, pd));
-    plan->memory = (dnnl_memory_t(*)[PLAN_MEMORIES])calloc((size_t)workspace.threads, sizeof *plan->memory);
+    plan->memory =
+        (dnnl_memory_t(*)[PLAN_MEMORIES])calloc((size_t)workspace.threads, sizeof *plan->memory);
     for (int t = 0; t < workspace.threads; t++) {
         for (int i = 0; i < 3; i++)
             DNNL(dnnl_memory_create(&plan->memory[t][i], desc_ref(&d[i]), gemm.engine, NULL));
@@ -195,8 +210,8 @@ static void plan_destroy(GemmPlan *plan) {
 }
 
 static inline bool product_equal(const Product *a, const Product *b) {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->ta == b->ta && a->tb == b->tb && a->add == b->add &&
-           a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc;
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->ta == b->ta && a->tb == b->tb &&
+           a->add == b->add && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc;
 }
 
 static inline size_t product_hash(const Product *p) {
@@ -226,7 +241,8 @@ static GemmPlan *plan_get(const Product *p) {
     {
         GemmPlan **slot = plan_slot(p);
         if (!*slot) {
-            if (++gemm.count > PLANS / 2) die("ops: expected at most %d different matrix products, found more", PLANS / 2);
+            if (++gemm.count > PLANS / 2)
+                die("ops: expected at most %d different matrix products, found more", PLANS / 2);
             __atomic_store_n(slot, plan_create(p), __ATOMIC_RELEASE);
         }
         plan = *slot;
@@ -234,13 +250,16 @@ static GemmPlan *plan_get(const Product *p) {
     return plan;
 }
 
-static void gemm_planned(const Product *p, int thread, Room room, const floatX *A, const floatX *B, float *C) {
+static void gemm_planned(const Product *p, int thread, Room room, const floatX *A, const floatX *B,
+                         float *C) {
     GemmPlan *plan = plan_get(p);
     dnnl_memory_t *m = plan->memory[thread];
     DNNL(dnnl_memory_set_data_handle(m[PLAN_A], (void *)A));
     DNNL(dnnl_memory_set_data_handle(m[PLAN_B], (void *)B));
     DNNL(dnnl_memory_set_data_handle(m[PLAN_C], C));
-    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, m[PLAN_A]}, {DNNL_ARG_WEIGHTS, m[PLAN_B]}, {DNNL_ARG_DST, m[PLAN_C]},
+    dnnl_exec_arg_t args[] = {{DNNL_ARG_SRC, m[PLAN_A]},
+                              {DNNL_ARG_WEIGHTS, m[PLAN_B]},
+                              {DNNL_ARG_DST, m[PLAN_C]},
                               {DNNL_ARG_SCRATCHPAD, m[PLAN_SCRATCH]}};
     if (plan->user_scratch)
         DNNL(dnnl_memory_set_data_handle(m[PLAN_SCRATCH], room_take(&room, GEMM_ROOM)));
@@ -250,10 +269,8 @@ static void gemm_planned(const Product *p, int thread, Room room, const floatX *
 static void gemm_init(void) {
     DNNL(dnnl_engine_create(&gemm.engine, dnnl_cpu, 0));
     DNNL(dnnl_stream_create(&gemm.stream, gemm.engine, dnnl_stream_default_flags));
-    gemm.native = sizeof(floatX) == 4;
-#ifdef __x86_64__
-    gemm.native = gemm.native || __builtin_cpu_supports("avx512bf16");
-#endif
+    const int isa = dnnl_get_effective_cpu_isa(), bf16_isa = dnnl_cpu_isa_avx512_core_bf16;
+    gemm.native = sizeof(floatX) == sizeof(float) || (isa & bf16_isa) == bf16_isa;
 }
 
 static void gemm_destroy(void) {
@@ -264,15 +281,14 @@ static void gemm_destroy(void) {
     memset(&gemm, 0, sizeof gemm);
 }
 #else
-static void gemm_init(void) {
-}
-static void gemm_destroy(void) {
-}
+static void gemm_init(void) {}
+static void gemm_destroy(void) {}
 #endif
 
-// C = or += op(A) op(B), on the calling thread, which owns part `thread` of the workspace; `room` is what is
-// left of that part.
-static inline void gemm_run(const Product *p, int thread, Room room, const floatX *A, const floatX *B, float *C) {
+// C = or += op(A) op(B), on the calling thread, which owns part `thread` of the workspace; `room`
+// is what is left of that part.
+static inline void gemm_run(const Product *p, int thread, Room room, const floatX *A,
+                            const floatX *B, float *C) {
 #ifdef USE_ONEDNN
     if (gemm.native) {
         gemm_planned(p, thread, room, A, B, C);

@@ -1,11 +1,12 @@
 // cpu/layernorm.h: layer normalisation over the C channels of a row (Ba, Kiros & Hinton 2016).
-//   out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + 1e-5), var without Bessel's correction
+//   out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + 1e-5), var without Bessel's
+//   correction
 #pragma once
 
 #include "workspace.h"
 
-static inline void layernorm_row(floatX *out, float *mean, float *rstd, const floatX *x, const floatX *weight,
-                                 const floatX *bias, int C) {
+static inline void layernorm_row(floatX *out, float *mean, float *rstd, const floatX *x,
+                                 const floatX *weight, const floatX *bias, int C) {
     float sum = 0, squares = 0;
 #pragma omp simd reduction(+ : sum)
     for (int c = 0; c < C; c++) sum += to_float(x[c]);
@@ -17,22 +18,25 @@ static inline void layernorm_row(floatX *out, float *mean, float *rstd, const fl
     }
     const float r = 1.0f / sqrtf(squares / C + 1e-5f);
 #pragma omp simd
-    for (int c = 0; c < C; c++) store_float(&out[c], (to_float(x[c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
+    for (int c = 0; c < C; c++)
+        store_float(&out[c], (to_float(x[c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));
     *mean = m;
     *rstd = r;
 }
 
-static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp, const floatX *weight,
-                              const floatX *bias, int rows, int C, cudaStream_t stream) {
+static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp,
+                              const floatX *weight, const floatX *bias, int rows, int C,
+                              cudaStream_t stream) {
     (void)stream;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < rows; i++)
-        layernorm_row(out + (size_t)i * C, mean + i, rstd + i, inp + (size_t)i * C, weight, bias, C);
+        layernorm_row(out + (size_t)i * C, mean + i, rstd + i, inp + (size_t)i * C, weight, bias,
+                      C);
 }
 
-static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd, const floatX *inp1,
-                                       const floatX *inp2, const floatX *weight, const floatX *bias, int rows, int C,
-                                       cudaStream_t stream) {
+static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd,
+                                       const floatX *inp1, const floatX *inp2, const floatX *weight,
+                                       const floatX *bias, int rows, int C, cudaStream_t stream) {
     (void)stream;
 #pragma omp parallel for schedule(static)
     for (int i = 0; i < rows; i++) {
@@ -44,15 +48,16 @@ static void residual_layernorm_forward(floatX *residual, floatX *out, float *mea
     }
 }
 
-// With n = (x - mean) rstd and g = weight dout: dx = rstd (g - mean(g) - n mean(g n)). Adds the row's share
-// to dweight and dbias.
-static inline void layernorm_backward_row(floatX *dinp, float *dweight, float *dbias, const floatX *dout,
-                                          const floatX *x, const floatX *weight, float mean, float rstd, int C,
-                                          bool accumulate) {
+// With n = (x - mean) rstd and g = weight dout: dx = rstd (g - mean(g) - n mean(g n)). Adds the
+// row's share to dweight and dbias.
+static inline void layernorm_backward_row(floatX *dinp, float *dweight, float *dbias,
+                                          const floatX *dout, const floatX *x, const floatX *weight,
+                                          float mean, float rstd, int C, bool accumulate) {
     float sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
     for (int c = 0; c < C; c++) {
-        float d = to_float(dout[c]), n = (to_float(x[c]) - mean) * rstd, g = to_float(weight[c]) * d;
+        float d = to_float(dout[c]), n = (to_float(x[c]) - mean) * rstd,
+              g = to_float(weight[c]) * d;
         sum_g += g;
         sum_gn += g * n;
         dbias[c] += d;
@@ -75,21 +80,24 @@ static inline void layernorm_backward_row(floatX *dinp, float *dweight, float *d
     }
 }
 
-static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, const floatX *dout, const floatX *inp,
-                               const floatX *weight, const float *mean, const float *rstd, int rows, int C,
-                               bool accumulate_dinp, cudaStream_t stream) {
+static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, const floatX *dout,
+                               const floatX *inp, const floatX *weight, const float *mean,
+                               const float *rstd, int rows, int C, bool accumulate_dinp,
+                               cudaStream_t stream) {
     (void)stream;
     int per_chunk = rows_per_chunk(rows), chunks = (rows + per_chunk - 1) / per_chunk;
     Room room = room_shared();
-    float *part = (float *)room_take(&room, (size_t)chunks * 2 * C * sizeof(float));  // (chunks, 2, C)
+    float *part =
+        (float *)room_take(&room, (size_t)chunks * 2 * C * sizeof(float));  // (chunks, 2, C)
 #pragma omp parallel for schedule(dynamic, 1)
     for (int k = 0; k < chunks; k++) {
         int end = (k + 1) * per_chunk < rows ? (k + 1) * per_chunk : rows;
         float *dw = part + (size_t)k * 2 * C, *db = dw + C;
         for (int c = 0; c < 2 * C; c++) dw[c] = 0;
         for (int i = k * per_chunk; i < end; i++)
-            layernorm_backward_row(dinp + (size_t)i * C, dw, db, dout + (size_t)i * C, inp + (size_t)i * C, weight,
-                                   mean[i], rstd[i], C, accumulate_dinp);
+            layernorm_backward_row(dinp + (size_t)i * C, dw, db, dout + (size_t)i * C,
+                                   inp + (size_t)i * C, weight, mean[i], rstd[i], C,
+                                   accumulate_dinp);
     }
     add_chunks(dweight, part, (size_t)2 * C, chunks, C, false);
     add_chunks(dbias, part + C, (size_t)2 * C, chunks, C, false);

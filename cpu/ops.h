@@ -1,5 +1,6 @@
-// cpu/ops.h: the ops of ../ops.h as C loops with OpenMP, and matrix products by a library. Written to be
-// compiled several times with different instruction sets into one program: everything is static.
+// cpu/ops.h: the ops of ../ops.h as C loops with OpenMP, and matrix products by a library. Written
+// to be compiled several times with different instruction sets into one program: everything is
+// static.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // a program need not use every op
@@ -21,18 +22,20 @@ static size_t shared_part_bytes(const OpsDims *d) {
 }
 
 static size_t thread_part_bytes(const OpsDims *d) {
-    size_t attention = attention_room_bytes(d->T, d->C / d->NH);
-    return GEMM_ROOM + round_up(attention > TILE_BYTES ? attention : TILE_BYTES, 4096);
+    size_t attention = attention_room_bytes(d->T, d->C / d->NH), matmul = TILE_BYTES + PACK_BYTES;
+    return GEMM_ROOM + round_up(attention > matmul ? attention : matmul, 4096);
 }
 
 static size_t ops_workspace_bytes(const OpsDims *d) {
-    return round_up(shared_part_bytes(d), 4096) + (size_t)omp_get_max_threads() * thread_part_bytes(d) + 64;
+    return round_up(shared_part_bytes(d), 4096) +
+           (size_t)omp_get_max_threads() * thread_part_bytes(d) + 64;
 }
 
 static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream_t stream) {
     (void)stream;
     if (room_bytes < ops_workspace_bytes(d))
-        die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d), room_bytes);
+        die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d),
+            room_bytes);
     workspace.threads = omp_get_max_threads();
     workspace.shared = (char *)round_up((size_t)room, 64);
     workspace.shared_bytes = round_up(shared_part_bytes(d), 4096);

@@ -3,7 +3,8 @@
 
 #include "workspace.h"
 
-static const size_t SHARD_BLOCK = 4096;  // elements one thread takes at a time; fixes the order of sums
+static const size_t SHARD_BLOCK =
+    4096;  // elements one thread takes at a time; fixes the order of sums
 
 template <typename D, typename S> static inline void convert(D *dst, const S *src, size_t n) {
 #pragma omp parallel for schedule(static)
@@ -29,8 +30,8 @@ static void cast_from_bf16(float *dst, const bf16 *src, size_t n, cudaStream_t s
     convert(dst, src, n);
 }
 
-static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n, bool accumulate,
-                              cudaStream_t stream) {
+static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n,
+                              bool accumulate, cudaStream_t stream) {
     (void)stream;
 #pragma omp parallel for schedule(static)
     for (size_t at = 0; at < n; at += SHARD_BLOCK) {
@@ -45,7 +46,8 @@ static void shard_add_ordered(float *shard, const float *parts, int nparts, size
     }
 }
 
-static void shard_add(float *shard, const float *part, size_t n, bool accumulate, cudaStream_t stream) {
+static void shard_add(float *shard, const float *part, size_t n, bool accumulate,
+                      cudaStream_t stream) {
     if (accumulate)
         shard_add_ordered(shard, part, 1, 0, n, true, stream);
     else
@@ -86,18 +88,19 @@ static double sum_squares_in_order(const float *x, size_t n) {
 #pragma omp parallel for schedule(static)
         for (size_t k = 0; k < blocks; k++) {
             size_t from = k * SHARD_BLOCK;
-            part[k] = sum_squares_block(x + at + from, len - from < SHARD_BLOCK ? len - from : SHARD_BLOCK);
+            part[k] = sum_squares_block(x + at + from,
+                                        len - from < SHARD_BLOCK ? len - from : SHARD_BLOCK);
         }
         for (size_t k = 0; k < blocks; k++) sum += part[k];
     }
     return sum;
 }
 
-// Adding 1.5 * 2^52 * g to a number below 2^51 * g rounds it to a multiple of g. What is rounded off is exact
-// and goes to the next level. A level's terms are multiples of g and their sum stays below 2^53 * g, so every
-// addition is exact and the order does not matter.
-static void shard_sum_squares(double sums[3], const float *x, size_t n, const float *absmax, int total_bits,
-                              cudaStream_t stream) {
+// Adding 1.5 * 2^52 * g to a number below 2^51 * g rounds it to a multiple of g. What is rounded
+// off is exact and goes to the next level. A level's terms are multiples of g and their sum stays
+// below 2^53 * g, so every addition is exact and the order does not matter.
+static void shard_sum_squares(double sums[3], const float *x, size_t n, const float *absmax,
+                              int total_bits, cudaStream_t stream) {
     (void)stream;
     if (!absmax) {
         sums[0] += sum_squares_in_order(x, n);

@@ -6,7 +6,8 @@
 #include <stdint.h>
 #include <string.h>
 
-// exp(x), relative error below 2e-7. 0 below -87.3 (the smallest normal float), infinity above 88.3.
+// exp(x), relative error below 2e-7. 0 below -87.3 (the smallest normal float), infinity
+// above 88.3.
 static inline float exp_float(float x) {
     float y = x < -87.3f ? -87.3f : x;
     y = y > 88.3f ? 88.3f : y;

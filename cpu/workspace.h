@@ -1,14 +1,14 @@
-// cpu/workspace.h: the room that ops_init is given: one shared part and one part per OpenMP thread. An op
-// takes what it needs from the start of a part; nothing lives there between ops.
+// cpu/workspace.h: the room that ops_init is given: one shared part and one part per OpenMP thread.
+// An op takes what it needs from the start of a part; nothing lives there between ops.
 #pragma once
 
 #include "lib/die.h"
 #include <omp.h>
 
 static struct {
-    int threads;  // parts there are; no op uses more threads than this
-    char *shared; // shared_bytes
-    char *parts;  // threads * part_bytes
+    int threads;   // parts there are; no op uses more threads than this
+    char *shared;  // shared_bytes
+    char *parts;   // threads * part_bytes
     size_t shared_bytes, part_bytes;
 } workspace;
 
@@ -31,7 +31,8 @@ static inline void *room_take(Room *r, size_t bytes) {
     void *p = r->next;
     bytes = round_up(bytes, 64);
     if (bytes > (size_t)(r->end - r->next))
-        die("ops: expected sizes within OpsDims, found one that needs %zu bytes more of the workspace",
+        die("ops: expected sizes within OpsDims, found one that needs %zu bytes more of the "
+            "workspace",
             bytes - (size_t)(r->end - r->next));
     r->next += bytes;
     return p;
@@ -48,8 +49,8 @@ static inline Room room_of_thread(int thread) {
     return r;
 }
 
-// Sums over rows are taken in at most ROW_CHUNKS chunks of at least 64 rows, each summed by one thread, and
-// the chunks' sums are added in order: the tree depends on `rows` alone.
+// Sums over rows are taken in at most ROW_CHUNKS chunks of at least 64 rows, each summed by one
+// thread, and the chunks' sums are added in order: the tree depends on `rows` alone.
 enum { ROW_CHUNKS = 64 };
 
 static inline int rows_per_chunk(int rows) {

@@ -4,7 +4,7 @@
 #   python dev/reference.py options.cfg --precision fp32 --out FOLDER
 #
 # options.cfg is the program's own --config file. Written to FOLDER:
-#   main_PRECISION.log   s:STEP trl:.. lr:.. norm:..  and after the last step  s:STEPS tel:..
+#   main_PRECISION.log   s:STEP trl:.. lr:.. norm:..  and, before the first and after the last step, s:STEP tel:..
 #   debug_state.bin      (fp32) the first step: all its tokens, logits, loss, and every gradient before clipping
 #   final.bin            (--final) the parameters after the last step, as model.bin
 #
@@ -138,6 +138,12 @@ def train(o, precision, out, final):
     micro_steps = o["tokens-per-step"] // (B * T)
     samples = formats.read_samples(o["train"], T)
     log = open(os.path.join(out, f"main_{precision}.log"), "w")
+
+    def validate(step):
+        if o["val"]:
+            log.write(f"s:{step} tel:{validation_loss(p, config, o, bf16):.9g}\n")
+
+    validate(0)
     for step in range(steps):
         lr = learning_rate(o, step)
         loss_sum, xs, ys, logit_list = 0.0, [], [], []
@@ -166,8 +172,7 @@ def train(o, precision, out, final):
             group["lr"] = lr
         adamw.step()
         log.write(f"s:{step} trl:{loss_sum / tokens:.9g} lr:{lr:.9g} norm:{norm:.9g}\n")
-    if o["val"]:
-        log.write(f"s:{steps} tel:{validation_loss(p, config, o, bf16):.9g}\n")
+    validate(steps)
     if final:
         arrays = {name: np.stack([t.detach().numpy() for t in ts]) for name, ts in leaves.items()}
         formats.write_model(os.path.join(out, "final.bin"), config, arrays)

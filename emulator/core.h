@@ -57,12 +57,14 @@ struct StaticVariable {
     std::string owner;  // mangled name of the enclosing function, without its leading _Z
 };
 const StaticVariable *find_static(const void *p);
-bool in_program_image(const void *p);         // code, constants and variables of the executable
+bool is_program(const void *pc);               // anywhere in the executable
+bool is_constant(const void *p);               // in its read-only part
 size_t static_shared_bytes(const void *function);  // declared in this kernel itself
 
 // ---- fibers (fibers.cpp) -------------------------------------------------------------------------------------
 void run_grid(Kernel &kernel);
 extern Kernel *running;  // the kernel being run, or NULL
+extern const void *last_access_pc;  // set by the race detector
 bool on_own_stack(const void *p);
 bool copy_in_flight(const void *p, size_t bytes);  // cp.async of this thread to p, not waited for
 

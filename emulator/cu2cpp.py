@@ -38,10 +38,12 @@ def kernel_start(code, end, line):
     while j > 0 and code[j - 1].isspace():
         j -= 1
     if j > 0 and code[j - 1] == '>':
-        depth = 0
+        depth = parentheses = 0
         while j > 0:
             j -= 1
-            depth += {'>': 1, '<': -1}.get(code[j], 0)
+            parentheses += {')': 1, '(': -1}.get(code[j], 0)
+            if parentheses == 0:
+                depth += {'>': 1, '<': -1}.get(code[j], 0)
             if depth == 0:
                 break
         while j > 0 and code[j - 1].isspace():
@@ -84,7 +86,7 @@ def convert(text):
         start, end = kernel_start(code, m.start(), line), config_end(code, m.end(), line)
         if not re.match(r'\s*\(', code[end + 3:]):
             raise ConversionError(f'line {line}: no argument list after >>>')
-        edits.append((start, m.end(), f'EMU_LAUNCH(({text[start:m.start()].rstrip()}), '))
+        edits.append((start, m.end(), f'EMU_LAUNCH(({text[start:m.start()]}), '))
         edits.append((end, end + 3, ')'))
         launches += 1
     for start, end, replacement in sorted(edits, reverse=True):

@@ -73,20 +73,26 @@ struct WarpOp {
 };
 extern const WarpOp warp_sync, warp_shuffle, warp_ballot, warp_match, warp_mma, warp_ldmatrix;
 extern const WarpOp warp_add, warp_min, warp_max, warp_min_unsigned, warp_max_unsigned, warp_and, warp_or, warp_xor;
-const WarpLane &warp_exchange(const WarpOp &op, uint32_t mask, const void *in, size_t bytes, int argument, Site site);
+struct WarpData {
+    const void *in;
+    size_t in_bytes;
+    void *out;
+    size_t out_bytes;
+    int argument;
+};
+void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site site);
 
 enum Shuffle { SHUFFLE_INDEX, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR };
 int shuffle_source(Shuffle kind, int argument, int width);
 
 template <class T> T shuffle(Shuffle kind, unsigned mask, T value, int argument, int width, Site site) {
     static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
-    int source = shuffle_source(kind, argument, width);
-    memcpy((void *)&value, warp_exchange(warp_shuffle, mask, &value, sizeof(T), source, site).out, sizeof(T));
+    warp_exchange(warp_shuffle, mask, {&value, sizeof(T), &value, sizeof(T), shuffle_source(kind, argument, width)}, site);
     return value;
 }
 template <class T> T warp_reduce(const WarpOp &op, unsigned mask, T value, Site site) {
     static_assert(sizeof(T) == 4, "__reduce_*_sync takes 32-bit integers");
-    memcpy(&value, warp_exchange(op, mask, &value, sizeof(T), 0, site).out, sizeof(T));
+    warp_exchange(op, mask, {&value, sizeof(T), &value, sizeof(T), 0}, site);
     return value;
 }
 
@@ -185,7 +191,7 @@ inline int __syncthreads_count(int p, EMU_SITE) {
     return emu::barrier_vote(p, emu::VOTE_COUNT, {file, line});
 }
 inline void __syncwarp(unsigned mask = ~0u, EMU_SITE) {
-    emu::warp_exchange(emu::warp_sync, mask, nullptr, 0, 0, {file, line});
+    emu::warp_exchange(emu::warp_sync, mask, {nullptr, 0, nullptr, 0, 0}, {file, line});
 }
 template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width = 32, EMU_SITE) {
     return emu::shuffle(emu::SHUFFLE_INDEX, mask, v, lane, width, {file, line});
@@ -213,7 +219,7 @@ template <class T> unsigned __match_any_sync(unsigned mask, T v, EMU_SITE) {
     uint64_t bits = 0;
     unsigned same;
     memcpy(&bits, &v, sizeof(T));
-    memcpy(&same, emu::warp_exchange(emu::warp_match, mask, &bits, 8, 0, {file, line}).out, 4);
+    emu::warp_exchange(emu::warp_match, mask, {&bits, 8, &same, 4, 0}, {file, line});
     return same;
 }
 #define EMU_REDUCE(name, T, op)                                                                                        \
@@ -292,7 +298,7 @@ EMU_ATOMIC_CAS(unsigned long long)
 template <class To, class From> inline To emu_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
-    memcpy(&to, &from, sizeof to);
+    __builtin_memcpy(&to, &from, sizeof to);
     return to;
 }
 inline unsigned __float_as_uint(float x) {

@@ -15,14 +15,16 @@ EMU_VARIANTS := plain asan race
 EMU_LIB_SOURCES := $(addprefix emulator/,report.cpp symbols.cpp fibers.cpp tensor.cpp memory.cpp streams.cpp nccl.cpp \
 	blas.cpp race.cpp)
 
-EMU_WARNINGS := -Wall -Wextra -Werror
+EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess
 EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
 EMU_DEFINE_plain :=
 EMU_DEFINE_asan := -DEMU_ASAN
 EMU_DEFINE_race := -DEMU_RACE
 EMU_COMPILE_plain := -O2
 EMU_COMPILE_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEMU_ASAN
-EMU_COMPILE_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -DEMU_RACE
+# a memcpy that the compiler expands itself would not be seen
+EMU_COMPILE_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -DEMU_RACE \
+	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
 EMU_LDFLAGS_asan := -fsanitize=address,undefined
 EMU_LDLIBS := -lstdc++ -lm
 

@@ -15,7 +15,6 @@
 
 #ifdef EMU_ASAN
 #include <sanitizer/asan_interface.h>
-#include <sanitizer/common_interface_defs.h>
 extern "C" const char *__asan_default_options() {
     return "detect_leaks=0:detect_stack_use_after_return=0";
 }
@@ -29,6 +28,7 @@ namespace emu {
 
 Context ctx;
 Kernel *running;
+const void *last_access_pc;
 
 #ifdef EMU_ASAN
 constexpr size_t STACK_BYTES = 512 << 10;
@@ -358,21 +358,33 @@ static void complete(int warp, uint32_t members, const WarpOp &op) {
     if (race_detector && &op == &warp_sync) race_detector->warp_sync((unsigned)warp);
 }
 
-const WarpLane &warp_exchange(const WarpOp &op, uint32_t mask, const void *in, size_t bytes, int argument, Site site) {
+// the operand sizes in use; a call of memcpy would cost more than the copy
+static inline void copy_operand(void *to, const void *from, size_t bytes) {
+    switch (bytes) {
+    case 0: break;
+    case 4: memcpy(to, from, 4); break;
+    case 8: memcpy(to, from, 8); break;
+    case 16: memcpy(to, from, 16); break;
+    default: memcpy(to, from, bytes);
+    }
+}
+
+void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site site) {
     if (__builtin_expect(!running, 0)) fatal("%s:%d: %s on the host", site.file, site.line, op.name);
     int wi = ctx.linear / 32, l = ctx.linear % 32;
     Warp &w = block.w[wi];
     WarpLane &lane = w.lane[l];
     if (__builtin_expect(!(mask >> l & 1), 0))
         device_error("%s at %s:%d: lane %d is not in its own mask %08x", op.name, site.file, site.line, l, mask);
-    memcpy(lane.in, in, bytes);
-    lane.argument = argument;
+    copy_operand(lane.in, data.in, data.in_bytes);
+    lane.argument = data.argument;
     w.op[l] = &op;
     w.mask[l] = mask;
     w.site[l] = site;
-    if (uint32_t others = w.waiting & mask) {
-        int i = __builtin_ctz(others);
-        if (__builtin_expect(w.mask[i] != mask || w.op[i] != &op, 0))
+    // a lane that waits for us must wait in this very operation; one that does not may come here later
+    FOR_LANES(i, w.waiting & mask) {
+        if (w.mask[i] == mask && w.op[i] == &op) break;
+        if (w.mask[i] >> l & 1)
             device_error("divergent warp: lane %d at %s %s:%d with mask %08x, lane %d at %s %s:%d with mask %08x", l,
                          op.name, site.file, site.line, mask, i, w.op[i]->name, w.site[i].file, w.site[i].line,
                          w.mask[i]);
@@ -385,7 +397,7 @@ const WarpLane &warp_exchange(const WarpOp &op, uint32_t mask, const void *in, s
     } else {
         schedule(false);
     }
-    return lane;
+    copy_operand(data.out, lane.out, data.out_bytes);
 }
 
 // ---- cp.async ------------------------------------------------------------------------------------------
@@ -499,6 +511,7 @@ static void run_block(int threads) {
 
 static void on_signal(int number, siginfo_t *info, void *machine) {
     const void *pc = (const void *)((ucontext_t *)machine)->uc_mcontext.gregs[REG_RIP];
+    if (last_access_pc) pc = last_access_pc;  // in the race build we are mostly in its callbacks
     if (!running) {  // not in a kernel: not ours
         signal(number, SIG_DFL);
         raise(number);
@@ -526,9 +539,7 @@ static void install_signals() {
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_ONSTACK | SA_RESTART;
     sigaction(SIGPROF, &action, nullptr);
-#ifndef EMU_ASAN  // AddressSanitizer reports these itself
     for (int number : {SIGSEGV, SIGBUS, SIGFPE}) sigaction(number, &action, nullptr);
-#endif
 }
 
 static void watchdog(int seconds) {
@@ -548,7 +559,7 @@ void run_grid(Kernel &kernel) {
     ctx.dynamic = rounded ? aligned_alloc(128, rounded) : nullptr;
     ctx.dynamic_bytes = c.dynamic_bytes;
 #ifdef EMU_ASAN
-    if (rounded) ASAN_POISON_MEMORY_REGION((char *)ctx.dynamic + c.dynamic_bytes, rounded - c.dynamic_bytes);
+    if (rounded) __asan_poison_memory_region((char *)ctx.dynamic + c.dynamic_bytes, rounded - c.dynamic_bytes);
 #endif
     ctx.block_dim = c.block;
     ctx.grid_dim = c.grid;
@@ -566,7 +577,7 @@ void run_grid(Kernel &kernel) {
     if (race_detector) race_detector->grid_end();
     running = nullptr;
 #ifdef EMU_ASAN
-    if (rounded) ASAN_UNPOISON_MEMORY_REGION(ctx.dynamic, rounded);
+    if (rounded) __asan_unpoison_memory_region(ctx.dynamic, rounded);
 #endif
     free(ctx.dynamic);
     ctx.dynamic = nullptr;

@@ -35,13 +35,19 @@ struct Arena {
     const Allocation *find(const void *p) const;
 };
 
-void set_poison(const char *p, size_t bytes, bool poisoned) {
+// AddressSanitizer guards the red zones itself; elsewhere their contents are compared.
+void make_red(char *p, size_t bytes) {
 #ifdef EMU_ASAN
-    if (poisoned) ASAN_POISON_MEMORY_REGION(p, bytes);
-    else ASAN_UNPOISON_MEMORY_REGION(p, bytes);
+    __asan_poison_memory_region(p, bytes);
 #else
-    (void)p, (void)bytes, (void)poisoned;
+    memset(p, RED, bytes);
 #endif
+}
+void make_usable(char *p, size_t bytes) {
+#ifdef EMU_ASAN
+    __asan_unpoison_memory_region(p, bytes);
+#endif
+    memset(p, 0xff, bytes);  // NaN
 }
 
 void *Arena::allocate(size_t bytes) {
@@ -54,12 +60,9 @@ void *Arena::allocate(size_t bytes) {
     if (used + rounded + 2 * RED_ZONE > ARENA_BYTES) fatal("the emulator's address range is used up");
     char *begin = base + used + RED_ZONE;
     used += rounded + RED_ZONE;  // the next allocation's red zone follows ours
-    memset(begin - RED_ZONE, RED, RED_ZONE);
-    memset(begin, 0xff, bytes);
-    memset(begin + bytes, RED, rounded - bytes + RED_ZONE);
-    set_poison(begin - RED_ZONE, RED_ZONE, true);
-    set_poison(begin, bytes, false);
-    set_poison(begin + bytes, rounded - bytes + RED_ZONE, true);
+    make_red(begin - RED_ZONE, RED_ZONE);
+    make_usable(begin, bytes);
+    make_red(begin + bytes, rounded - bytes + RED_ZONE);
     if (race_detector) race_detector->forget(begin, bytes);
     allocations[begin] = {begin, bytes, true};
     live_bytes += bytes;
@@ -81,7 +84,7 @@ void Arena::release(const char *function, void *p) {
     if (!a.live) fatal("%s(%p): already freed", function, p);
     a.live = false;
     live_bytes -= a.bytes;
-    set_poison(a.begin, a.bytes, true);
+    make_red(a.begin, a.bytes);
     size_t first = ((size_t)a.begin + PAGE - 1) / PAGE * PAGE, last = (size_t)(a.begin + a.bytes) / PAGE * PAGE;
     if (last > first) {
         madvise((void *)first, last - first, MADV_DONTNEED);
@@ -118,6 +121,9 @@ void device_range(const char *what, const void *p, size_t bytes, bool write) {
 }
 
 void check_red_zones(const char *after) {
+#ifdef EMU_ASAN
+    (void)after;
+#else
     static const std::vector<unsigned char> clean(RED_ZONE + ALIGNMENT, RED);
     for (const auto &entry : device.allocations) {
         const Allocation &a = entry.second;
@@ -128,6 +134,7 @@ void check_red_zones(const char *after) {
         fatal("%s wrote out of bounds, just %s a device allocation of %zu bytes", after, before_ok ? "behind" : "before",
               a.bytes);
     }
+#endif
 }
 
 cudaError_t set_error(cudaError_t error) {
@@ -238,6 +245,11 @@ cudaError_t cudaMallocHost(void **p, size_t bytes) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     *p = bytes ? pinned.allocate(bytes) : nullptr;
     return cudaSuccess;
+}
+// What cudaMallocHost(T **, size_t) of the toolkit's C++ header calls.
+cudaError_t cudaHostAlloc(void **p, size_t bytes, unsigned flags) {
+    if (flags != cudaHostAllocDefault) fatal("cudaHostAlloc: the emulator does not know flags %u", flags);
+    return cudaMallocHost(p, bytes);
 }
 cudaError_t cudaFreeHost(void *p) {
     MAY_FAIL(cudaErrorUnknown);

@@ -213,15 +213,409 @@ bool Collective::ready() {
     return true;
 }
 
-template <class T, class Sum, class Load, class Store>
-void reduce(const Collective &c, size_t first, Load load, Store store) {
-    for (size_t i = 0; i < c.signature.count; i++) {
-        Sum sum = load((const T *)c.comm->stage(0)[0 ? 0 : 0, 0] ? nullptr : nullptr, 0);
-        (void)sum;
-        (void)first;
-        (void)store;
+// Accumulator: fp32 for the 16-bit formats.
+template <class T> struct Wide {
+    typedef T type;
+};
+template <> struct Wide<__nv_bfloat16> {
+    typedef float type;
+};
+template <> struct Wide<__half> {
+    typedef float type;
+};
+
+template <class T> void reduce(const Collective &c) {
+    size_t n = c.signature.count, first = c.signature.kind == REDUCE_SCATTER ? n * (size_t)c.comm->rank : 0;
+    std::vector<const T *> part;
+    for (int r = 0; r < c.comm->ranks; r++) part.push_back((const T *)c.comm->stage(r) + first);
+    T *out = (T *)c.out;
+    for (size_t i = 0; i < n; i++) {
+        typename Wide<T>::type x = part[0][i];
+        for (size_t r = 1; r < part.size(); r++) {
+            typename Wide<T>::type y = part[r][i];
+            switch (c.signature.reduction) {
+            case ncclSum: x = x + y; break;
+            case ncclMax: x = y > x ? y : x; break;
+            default: x = y < x ? y : x; break;
+            }
+        }
+        out[i] = (T)x;
     }
 }
 
+void reduce_by_type(const Collective &c) {
+    switch (c.signature.type) {
+    case ncclInt8: return reduce<int8_t>(c);
+    case ncclUint8: return reduce<uint8_t>(c);
+    case ncclInt32: return reduce<int32_t>(c);
+    case ncclUint32: return reduce<uint32_t>(c);
+    case ncclInt64: return reduce<int64_t>(c);
+    case ncclUint64: return reduce<uint64_t>(c);
+    case ncclFloat16: return reduce<__half>(c);
+    case ncclFloat32: return reduce<float>(c);
+    case ncclFloat64: return reduce<double>(c);
+    default: return reduce<__nv_bfloat16>(c);
+    }
+}
+
+void Collective::run() {
+    if (comm->aborted) return;
+    device_range(name.c_str(), out, bytes(false), true);
+    size_t each = bytes(true);
+    switch (signature.kind) {
+    case ALL_GATHER:
+        for (int r = 0; r < comm->ranks; r++) memcpy(out + (size_t)r * each, comm->stage(r), each);
+        break;
+    case BROADCAST: memcpy(out, comm->stage(signature.root), each); break;
+    default: reduce_by_type(*this);
+    }
+    comm->me().finished.store(sequence);
+}
+
+// In place means exactly: AllGather in == out + rank*count, ReduceScatter out == in + rank*count, else in == out.
+bool overlaps_wrongly(const Collective &c) {
+    size_t in_bytes = c.bytes(true), out_bytes = c.bytes(false);
+    bool apart = c.in + in_bytes <= c.out || c.out + out_bytes <= c.in;
+    if (apart || !c.reads()) return false;
+    if (c.signature.kind == ALL_GATHER) return c.in != c.out + (size_t)c.comm->rank * in_bytes;
+    if (c.signature.kind == REDUCE_SCATTER) return c.out != c.in + (size_t)c.comm->rank * out_bytes;
+    return c.in != c.out;
+}
+
+// ---- send and receive -----------------------------------------------------------------------------------
+struct Message {
+    bool send;
+    int peer;
+    char *buffer;
+    size_t count;
+    int type;
+    bool done = false;
+    size_t bytes() const {
+        return count * type_bytes(type);
+    }
+};
+// The sends and receives of one group go on together. A send is complete when its peer has taken it.
+struct Exchange {
+    ncclComm *comm;
+    std::vector<Message> messages;
+    std::string name;
+    uint64_t awaited[MAX_RANKS] = {};  // by peer: messages sent, to be taken
+
+    bool ready();
+    bool try_send(Message &m);
+    bool try_receive(Message &m);
+};
+
+bool Exchange::try_send(Message &m) {
+    Mailbox &box = comm->shared->mail[comm->rank][m.peer];
+    if (box.sent != box.received) return false;  // the previous message is still there
+    device_range(name.c_str(), m.buffer, m.bytes(), false);
+    memcpy(comm->mail(comm->rank, m.peer), m.buffer, m.bytes());
+    box.count = m.count;
+    box.type = m.type;
+    awaited[m.peer] = ++box.sent;
+    return true;
+}
+
+bool Exchange::try_receive(Message &m) {
+    Mailbox &box = comm->shared->mail[m.peer][comm->rank];
+    if (box.sent == box.received) return false;
+    if (box.count != m.count || box.type != m.type)
+        fatal("communicator %d: rank %d receives %zu %s from rank %d, which sends %zu %s", comm->number, comm->rank,
+              m.count, type_name(m.type), m.peer, box.count, type_name(box.type));
+    device_range(name.c_str(), m.buffer, m.bytes(), true);
+    memcpy(m.buffer, comm->mail(m.peer, comm->rank), m.bytes());
+    box.received++;
+    return true;
+}
+
+bool Exchange::ready() {
+    if (comm->aborted) return true;
+    bool complete = true;
+    for (size_t i = 0; i < messages.size(); i++) {
+        Message &m = messages[i];
+        bool earlier = false;  // messages of one pair keep their order
+        for (size_t j = 0; j < i; j++)
+            earlier |= !messages[j].done && messages[j].send == m.send && messages[j].peer == m.peer;
+        if (!m.done && !earlier) m.done = m.send ? try_send(m) : try_receive(m);
+        complete &= m.done;
+    }
+    for (int r = 0; r < comm->ranks; r++) complete &= comm->shared->mail[comm->rank][r].received >= awaited[r];
+    return complete;
+}
+
+// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end ------------------------------
+struct Call {
+    ncclComm *comm;
+    cudaStream_t stream;
+    bool collective;
+    Signature signature;  // of a collective
+    const void *in;
+    void *out;
+    Message message;  // else
+};
+int group_depth;
+std::vector<Call> group;
+
+void queue_collective(const Call &call) {
+    ncclComm *comm = call.comm;
+    auto c = std::make_shared<Collective>();
+    c->comm = comm;
+    c->signature = call.signature;
+    c->in = (const char *)call.in;
+    c->out = (char *)call.out;
+    c->sequence = ++comm->issued;
+    c->name = text("nccl%s #%lu of communicator %d", describe(c->signature).c_str(), (unsigned long)c->sequence,
+                   comm->number);
+    if (overlaps_wrongly(*c)) fatal("%s: the buffers overlap, but not as in-place operation asks", c->name.c_str());
+    Operation o = {c->name, [c] { c->run(); }, [c] { return c->ready(); }, {}, {}};
+    if (comm->last) o.after_too.push_back(comm->last);
+    comm->last = enqueue(stream_of(call.stream), o);
+}
+
+void queue_exchange(const std::vector<Call> &calls) {
+    ncclComm *comm = calls[0].comm;
+    auto e = std::make_shared<Exchange>();
+    e->comm = comm;
+    std::string list;
+    for (const Call &call : calls) {
+        const Message &m = call.message;
+        e->messages.push_back(m);
+        list += text("%s %zu %s %s rank %d", list.empty() ? "" : ",", m.count, type_name(m.type),
+                     m.send ? "to" : "from", m.peer);
+        if (call.stream != calls[0].stream) fatal("ncclSend/ncclRecv of one group on two streams");
+    }
+    e->name = text("nccl exchange in communicator %d:%s", comm->number, list.c_str());
+    Operation o = {e->name, nullptr, [e] { return e->ready(); }, {}, {}};
+    if (comm->last) o.after_too.push_back(comm->last);
+    comm->last = enqueue(stream_of(calls[0].stream), o);
+}
+
+void queue_group() {
+    std::vector<Call> calls;
+    calls.swap(group);
+    for (size_t i = 0; i < calls.size(); i++) {
+        if (!calls[i].comm) continue;
+        if (calls[i].collective) {
+            queue_collective(calls[i]);
+            continue;
+        }
+        std::vector<Call> exchange;
+        ncclComm *comm = calls[i].comm;
+        for (size_t j = i; j < calls.size(); j++) {
+            if (calls[j].comm != comm || calls[j].collective) continue;
+            exchange.push_back(calls[j]);
+            calls[j].comm = nullptr;
+        }
+        queue_exchange(exchange);
+    }
+}
+
+ncclResult_t add(const Call &call) {
+    size_t bytes = call.collective ? call.signature.count * type_bytes(call.signature.type) : call.message.bytes();
+    size_t limit = call.collective ? STAGE_BYTES / (size_t)call.comm->ranks : MAIL_BYTES;
+    if (bytes > limit) fatal("a collective of %zu bytes is more than the emulator takes (%zu)", bytes, limit);
+    group.push_back(call);
+    if (group_depth == 0) queue_group();
+    return ncclSuccess;
+}
+
+ncclResult_t collective(const char *function, Kind kind, const void *in, void *out, size_t count, ncclDataType_t type,
+                        int reduction, int root, ncclComm *comm, cudaStream_t stream) {
+    if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
+    bool known = reduction == ncclSum || reduction == ncclMax || reduction == ncclMin;
+    if (!comm || comm->aborted || !type_bytes(type) || !known || root < 0 || root >= comm->ranks) {
+        fprintf(stderr, "emulator [rank %d]: %s: communicator, type %d, reduction %d or root %d is not valid here\n", rank,
+                function, (int)type, reduction, root);
+        return ncclInvalidArgument;
+    }
+    Call call{};
+    call.comm = comm;
+    call.stream = stream;
+    call.collective = true;
+    call.signature = {kind, type, reduction, root, count};
+    call.in = in;
+    call.out = out;
+    return add(call);
+}
+
+ncclResult_t message(const char *function, bool send, void *buffer, size_t count, ncclDataType_t type, int peer,
+                     ncclComm *comm, cudaStream_t stream) {
+    if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
+    if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks) return ncclInvalidArgument;
+    Call call{};
+    call.comm = comm;
+    call.stream = stream;
+    call.message = {send, peer, (char *)buffer, count, type};
+    return add(call);
+}
+
 }  // namespace
+
+std::string describe_communicators() {
+    std::string out;
+    for (const ncclComm *c : communicators)
+        for (int r = 0; r < c->ranks; r++) {
+            const RankSlot &slot = c->shared->rank[r];
+            uint64_t posted = slot.posted;
+            out += text("\n    communicator %d rank %d: posted #%lu%s%s, finished #%lu%s", c->number, r,
+                        (unsigned long)posted, posted ? " " : "", posted ? describe(slot.signature).c_str() : "",
+                        (unsigned long)slot.finished.load(), has_ended(slot) ? " (its process has ended)" : "");
+        }
+    return out;
+}
+
 }  // namespace emu
+
+using namespace emu;
+
+#define MAY_FAIL(code)                                                                                                 \
+    if (int error = injected_failure(__func__, code)) return (ncclResult_t)error
+
+extern "C" {
+
+ncclResult_t ncclGetVersion(int *version) {
+    *version = NCCL_VERSION_CODE;
+    return ncclSuccess;
+}
+const char *ncclGetErrorString(ncclResult_t result) {
+    static const char *const NAMES[] = {"no error",         "unhandled cuda error", "unhandled system error",
+                                        "internal error",   "invalid argument",     "invalid usage",
+                                        "remote process exited or there was a network error", "in progress"};
+    return result >= 0 && result < ncclNumResults ? NAMES[result] : "unknown result code";
+}
+
+// The file stays open in this process, where the other ranks find it.
+ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
+    MAY_FAIL(ncclSystemError);
+    static int number;
+    UniqueId u = {(int)getpid(), make_file(), number++, "emu"};
+    memset(id, 0, sizeof *id);
+    memcpy(id, &u, sizeof u);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int r) {
+    MAY_FAIL(ncclSystemError);
+    UniqueId u;
+    memcpy(&u, &id, sizeof u);
+    if (ranks < 1 || ranks > MAX_RANKS || r < 0 || r >= ranks || strcmp(u.tag, "emu")) return ncclInvalidArgument;
+    *comm = open_communicator(u.pid, u.fd, ranks, r);
+    return check_devices(*comm);
+}
+
+// Ranks of one color form a communicator, ordered by key, then by their rank here.
+ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *) {
+    MAY_FAIL(ncclSystemError);
+    if (!comm || comm->aborted || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return ncclInvalidArgument;
+    RankSlot &me = comm->me();
+    uint64_t call = ++comm->splits;
+    me.color = color;
+    me.key = key;
+    me.splits.store(call);
+    RankSlot *all = comm->shared->rank;
+    wait_until(comm, "ncclCommSplit", [&] {
+        for (int i = 0; i < comm->ranks; i++)
+            if (all[i].splits < call) return false;
+        return true;
+    });
+    int members = 0, position = 0, first = -1;
+    for (int i = 0; i < comm->ranks; i++) {
+        if (all[i].color != color) continue;
+        members++;
+        position += all[i].key < key || (all[i].key == key && i < comm->rank);
+        if (first < 0) first = i;
+    }
+    *out = nullptr;
+    if (color != NCCL_SPLIT_NOCOLOR) {
+        if (first == comm->rank) {
+            me.split_fd = make_file();
+            me.split_made.store(call);
+        }
+        wait_until(comm, "ncclCommSplit", [&] { return all[first].split_made >= call; });
+        *out = open_communicator(all[first].pid, all[first].split_fd, members, position);
+    }
+    // nobody may begin the next split before all have read this one
+    comm->shared->left++;
+    wait_until(comm, "ncclCommSplit", [&] { return comm->shared->left >= (int)call * comm->ranks; });
+    return ncclSuccess;
+}
+
+static void forget(ncclComm *comm) {
+    comm->me().ended = 1;
+    for (size_t i = 0; i < communicators.size(); i++)
+        if (communicators[i] == comm) communicators.erase(communicators.begin() + (long)i);
+}
+ncclResult_t ncclCommDestroy(ncclComm_t comm) {
+    MAY_FAIL(ncclSystemError);
+    if (!comm) return ncclInvalidArgument;
+    wait_for(comm->last);
+    forget(comm);
+    munmap(comm->shared, comm->mapped);
+    delete comm;
+    return ncclSuccess;
+}
+// Pending operations complete without effect; peers see ncclRemoteError. The handle's memory stays.
+ncclResult_t ncclCommAbort(ncclComm_t comm) {
+    MAY_FAIL(ncclSystemError);
+    if (!comm) return ncclInvalidArgument;
+    comm->aborted = true;
+    comm->me().aborted = 1;
+    forget(comm);
+    return ncclSuccess;
+}
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
+    *error = (ncclResult_t)injected_failure(__func__, ncclRemoteError);
+    if (!comm) return ncclInvalidArgument;
+    for (int r = 0; r < comm->ranks; r++) {
+        const RankSlot &slot = comm->shared->rank[r];
+        bool left_us = slot.posted < comm->issued && has_ended(slot);
+        if (slot.aborted || left_us) *error = ncclRemoteError;
+    }
+    return ncclSuccess;
+}
+ncclResult_t ncclCommCount(const ncclComm_t comm, int *ranks) {
+    *ranks = comm->ranks;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *r) {
+    *r = comm->rank;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclGroupStart() {
+    MAY_FAIL(ncclSystemError);
+    group_depth++;
+    return ncclSuccess;
+}
+ncclResult_t ncclGroupEnd() {
+    MAY_FAIL(ncclSystemError);
+    if (group_depth == 0) return ncclInvalidUsage;
+    if (--group_depth == 0) queue_group();
+    return ncclSuccess;
+}
+
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return collective(__func__, ALL_GATHER, in, out, count, type, ncclSum, 0, comm, stream);
+}
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                               ncclComm_t comm, cudaStream_t stream) {
+    return collective(__func__, REDUCE_SCATTER, in, out, count, type, op, 0, comm, stream);
+}
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
+                           ncclComm_t comm, cudaStream_t stream) {
+    return collective(__func__, ALL_REDUCE, in, out, count, type, op, 0, comm, stream);
+}
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
+                           cudaStream_t stream) {
+    return collective(__func__, BROADCAST, in, out, count, type, ncclSum, root, comm, stream);
+}
+ncclResult_t ncclSend(const void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
+    return message(__func__, true, (void *)buffer, count, type, peer, comm, stream);
+}
+ncclResult_t ncclRecv(void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+    return message(__func__, false, buffer, count, type, peer, comm, stream);
+}
+
+}  // extern "C"

@@ -197,16 +197,19 @@ void global_access(const char *p, size_t bytes, bool write, bool atomic, const v
     touch_range(p, bytes, here(pc, atomic), write, GLOBAL, [](const char *c) { return global.at(c); });
 }
 
+template <class At> void shared_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc, At at) {
+    if (copy_in_flight(p, bytes))
+        report("%s of shared memory in kernel %s at %s before cp.async to it was waited for", verb(write),
+               running->config.name, source_line(pc).c_str());
+    touch_range(p, bytes, here(pc, atomic), write, SHARED, at);
+}
+
 void dynamic_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc) {
     const char *begin = (const char *)ctx.dynamic;
     if (p + bytes > begin + ctx.dynamic_bytes)
         device_error("%s of %zu bytes out of bounds in dynamic shared memory (%zu bytes) at %s", verb(write), bytes,
                      ctx.dynamic_bytes, source_line(pc).c_str());
-    if (copy_in_flight(p, bytes) && pc != (const void *)note_access)
-        report("%s of shared memory in %s at %s before cp.async to it was waited for", verb(write),
-               running->config.name, source_line(pc).c_str());
-    touch_range(p, bytes, here(pc, atomic), write, SHARED,
-                [begin](const char *c) { return &dynamic[(size_t)(c - begin) / GRANULE]; });
+    shared_access(p, bytes, write, atomic, pc, [begin](const char *c) { return &dynamic[(size_t)(c - begin) / GRANULE]; });
 }
 
 bool in_arguments(const char *p) {
@@ -225,16 +228,16 @@ void kernel_access(const char *p, size_t bytes, bool write, bool atomic, const v
     if (const StaticVariable *v = find_static(p)) {
         if (p + bytes > v->end)
             device_error("%s out of bounds of a shared array at %s", verb(write), source_line(pc).c_str());
-        touch_range(p, bytes, here(pc, atomic), write, SHARED, [](const char *c) { return statics.at(c); });
-        return;
+        return shared_access(p, bytes, write, atomic, pc, [](const char *c) { return statics.at(c); });
     }
     if (in_arguments(p)) return;
-    if (in_program_image(p) && !write) return;  // constants
+    if (is_constant(p) && !write) return;
     device_error("%s of host memory (or out of bounds of a shared array) at %s", verb(write), source_line(pc).c_str());
 }
 
 void access(const void *address, size_t bytes, bool write, bool atomic, const void *pc) {
     const char *p = (const char *)address;
+    last_access_pc = pc;
     if (running) return kernel_access(p, bytes, write, atomic, pc);
     if (is_device(p)) fatal("host code dereferences device memory (%s) at %s", verb(write), source_line(pc).c_str());
     if (!is_pinned(p)) return;

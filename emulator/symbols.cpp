@@ -18,6 +18,7 @@ namespace {
 struct Image {
     char *base = nullptr;  // load address
     const char *begin = nullptr, *end = nullptr;
+    std::vector<std::pair<const char *, const char *>> constants;  // segments that are not writable
     std::vector<StaticVariable> statics;              // sorted by address
     std::map<const void *, std::string> functions;  // mangled names
 };
@@ -31,6 +32,7 @@ int find_program(struct dl_phdr_info *info, size_t, void *out) {
         const char *end = begin + info->dlpi_phdr[i].p_memsz;
         if (!image->begin || begin < image->begin) image->begin = begin;
         if (end > image->end) image->end = end;
+        if (!(info->dlpi_phdr[i].p_flags & PF_W)) image->constants.push_back({begin, end});
     }
     return 1;  // the first object is the program
 }
@@ -80,8 +82,14 @@ const StaticVariable *find_static(const void *p) {
     return (const char *)p < v.end ? &v : nullptr;
 }
 
-bool in_program_image(const void *p) {
-    return (const char *)p >= image().begin && (const char *)p < image().end;
+bool is_program(const void *pc) {
+    return (const char *)pc >= image().begin && (const char *)pc < image().end;
+}
+
+bool is_constant(const void *p) {
+    for (const auto &segment : image().constants)
+        if ((const char *)p >= segment.first && (const char *)p < segment.second) return true;
+    return false;
 }
 
 size_t static_shared_bytes(const void *function) {
@@ -97,7 +105,7 @@ size_t static_shared_bytes(const void *function) {
 // addr2line names the inlined callers too; the first line outside the emulator's and the system's headers counts
 static std::string look_up(const void *pc) {
     std::string where = text("%p", pc);
-    if (!in_program_image(pc)) return where;
+    if (!is_program(pc)) return where;
     std::string command = text("addr2line -i -e /proc/%d/exe 0x%zx 2>/dev/null", (int)getpid(),
                                (size_t)((const char *)pc - image().base) - 1);
     FILE *pipe = popen(command.c_str(), "r");

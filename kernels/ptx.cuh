@@ -19,8 +19,6 @@
 
 #ifdef EMULATOR
 #define PTX_SITE , const char *file = __builtin_FILE(), int line = __builtin_LINE()
-#define PTX_WARP_OP(op, in, bytes, argument, out, out_bytes)                                                           \
-    memcpy(out, emu::warp_exchange(emu::op, ~0u, in, bytes, argument, {file, line}).out, out_bytes)
 #else
 #define PTX_SITE
 #endif
@@ -36,7 +34,7 @@ __device__ inline void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const 
 #elif defined(EMULATOR)
     uint32_t in[10] = {a[0], a[1], a[2], a[3], b[0], b[1]};
     memcpy(in + 6, c, 16);
-    PTX_WARP_OP(warp_mma, in, sizeof in, 0, d, 16);
+    emu::warp_exchange(emu::warp_mma, ~0u, {in, sizeof in, d, 16, 0}, {file, line});
 #else
     (void)d, (void)a, (void)b, (void)c;
 #endif
@@ -56,7 +54,8 @@ __device__ inline void mma_m16n8k16_bf16(float d[4], const uint32_t a[4], const 
 #elif defined(EMULATOR)
 #define PTX_LDMATRIX(matrices, transposed)                                                                             \
     if ((int)(emu::ctx.linear % 32) < 8 * (matrices)) emu::note_access(smem_row, 16, false);                           \
-    PTX_WARP_OP(warp_ldmatrix, &smem_row, sizeof smem_row, (matrices) | ((transposed) << 8), r, 4 * (matrices))
+    emu::warp_exchange(emu::warp_ldmatrix, ~0u,                                                                       \
+                       {&smem_row, sizeof smem_row, r, 4 * (matrices), (matrices) | ((transposed) << 8)}, {file, line})
 #define PTX_LDMATRIX_X2(form) PTX_LDMATRIX(2, sizeof(form) > 1)
 #define PTX_LDMATRIX_X4(form) PTX_LDMATRIX(4, sizeof(form) > 1)
 #else

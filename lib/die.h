@@ -1,8 +1,8 @@
 // lib/die.h: how a rank ends when something is wrong: one line on stderr, then the whole job.
-// die() is for what this rank has found; it takes the other ranks down through die_hook. die_all() is
-// for what every rank finds alike (a bad option, a bad file): rank 0 speaks for all, and a rank that
-// still lives two seconds later was alone with it and speaks up. Then file and memory helpers whose
-// messages name the file, what was expected and what was found.
+// die() is for what this rank has found; it takes the other ranks down through die_hook. die_all()
+// is for what every rank finds alike (a bad option, a bad file): rank 0 speaks for all, and a rank
+// that still lives two seconds later was alone with it and speaks up. Then file and memory helpers
+// whose messages name the file, what was expected and what was found.
 #pragma once
 
 #include <errno.h>
@@ -91,6 +91,18 @@ static inline char *strdup_check(const char *text) {
 }
 
 // ---- files -------------------------------------------------------------------------------------
+
+#define PATH_BYTES 4096
+
+// snprintf into a path of PATH_BYTES.
+__attribute__((format(printf, 2, 3))) static inline void path_print(char *path, const char *format,
+                                                                    ...) {
+    va_list args;
+    va_start(args, format);
+    int n = vsnprintf(path, PATH_BYTES, format, args);
+    va_end(args);
+    if (n < 0 || n >= PATH_BYTES) die_all("a path is too long: %.200s...", path);
+}
 
 static inline FILE *fopen_check(const char *path, const char *mode) {
     FILE *f = fopen(path, mode);

@@ -49,7 +49,7 @@ typedef struct {
 
 typedef struct {
     FILE *log, *metrics;  // NULL: no files
-    char log_path[4096], metrics_path[4096];
+    char log_path[PATH_BYTES], metrics_path[PATH_BYTES];
 } Logger;
 
 // The step's number of a line of main.log or metrics.jsonl, -1 if it has none.
@@ -62,8 +62,8 @@ static inline long logger_line_step(const char *line) {
 // Opens for appending what the lines of steps before `start` leave of the file. A run from step 0
 // moves the file of an earlier run to PATH.old.
 static inline FILE *logger_open_file(const char *path, long start) {
-    char other[4096];
-    snprintf(other, sizeof other, "%s.%s", path, start ? "tmp" : "old");
+    char other[PATH_BYTES];
+    path_print(other, "%s.%s", path, start ? "tmp" : "old");
     if (!start) {
         if (rename(path, other) != 0 && errno != ENOENT)
             die("cannot rename %s to %s: %s", path, other, strerror(errno));
@@ -87,8 +87,8 @@ static inline FILE *logger_open_file(const char *path, long start) {
 
 // mkdir -p.
 static inline void make_folder(const char *folder) {
-    char path[4096];
-    snprintf(path, sizeof path, "%s", folder);
+    char path[PATH_BYTES];
+    path_print(path, "%s", folder);
     for (char *c = path + 1;; c++) {
         if (*c && *c != '/') continue;
         char separator = *c;
@@ -105,8 +105,8 @@ static inline void logger_open(Logger *l, const char *folder, long start) {
     memset(l, 0, sizeof *l);
     if (!folder[0]) return;
     make_folder(folder);
-    snprintf(l->log_path, sizeof l->log_path, "%s/main.log", folder);
-    snprintf(l->metrics_path, sizeof l->metrics_path, "%s/metrics.jsonl", folder);
+    path_print(l->log_path, "%s/main.log", folder);
+    path_print(l->metrics_path, "%s/metrics.jsonl", folder);
     l->log = logger_open_file(l->log_path, start);
     l->metrics = logger_open_file(l->metrics_path, start);
 }

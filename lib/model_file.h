@@ -13,7 +13,7 @@ typedef struct {
     int fd;
     bool bf16;  // dtype of the file; the pieces that are read and written are always fp32
     ModelConfig m;
-    char path[4096];  // what is open: the file, or its temporary form
+    char path[PATH_BYTES];  // what is open: the file, or its temporary form
 } ModelFile;
 
 static inline uint64_t model_file_size(const ModelConfig *m, bool bf16) {
@@ -30,7 +30,7 @@ static inline uint64_t model_file_offset(const ModelFile *f, int id, int layer, 
 static inline ModelFile model_file_open(const char *path) {
     ModelFile f;
     int32_t header[256];
-    snprintf(f.path, sizeof f.path, "%s", path);
+    path_print(f.path, "%s", path);
     f.fd = open_check(path, O_RDONLY);
     uint64_t bytes = file_size(f.fd, path);
     if (bytes < sizeof header)
@@ -64,7 +64,7 @@ static inline ModelFile model_file_create(const char *path, const ModelConfig *m
                                           bool first) {
     ModelFile f;
     f.bf16 = bf16, f.m = *m;
-    snprintf(f.path, sizeof f.path, "%s.tmp", path);
+    path_print(f.path, "%s.tmp", path);
     f.fd = open_check(f.path, first ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR);
     if (!first) return f;
     uint64_t bytes = model_file_size(m, bf16);
@@ -134,11 +134,11 @@ static inline void model_file_close(ModelFile *f) {
 
 // On one rank, after all have closed: gives the complete file its name.
 static inline void model_file_publish(const char *path) {
-    char temporary[4096], folder[4096];
-    snprintf(temporary, sizeof temporary, "%s.tmp", path);
+    char temporary[PATH_BYTES], folder[PATH_BYTES];
+    path_print(temporary, "%s.tmp", path);
     if (rename(temporary, path) != 0)
         die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    snprintf(folder, sizeof folder, "%s", path);
+    path_print(folder, "%s", path);
     int fd = open_check(dirname(folder), O_RDONLY);
     if (fsync(fd) != 0) die("cannot write the folder of %s: %s", path, strerror(errno));
     close(fd);

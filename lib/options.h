@@ -50,7 +50,7 @@ REAL  (beta1,           "",  "0.9", 0, 0.999999,                        "AdamW's
 REAL  (beta2,           "",  "0.95", 0, 0.999999,                       "AdamW's decay of the second moment") \
 REAL  (eps,             "",  "1e-8", 1e-30, 1,                          "AdamW's epsilon, outside the root") \
 REAL  (grad_clip,       "",  "1",   0, 1e9,                             "limit of the global gradient norm; 0: no limit") \
-SIZE  (seed,            "",  "42",  0, 1.8446744073709550e19,           "of the initial weights, the data order, the samples and the rounding") \
+SIZE  (seed,            "",  "42",  0, 1.8446744073709552e19,           "of the initial weights, the data order, the samples and the rounding") \
 GROUP("Validation and samples") \
 INT   (val_every,       "v", "250", 0, OPTION_MAX,                      "steps between validations; 0: only at the end") \
 INT   (val_batches,     "m", "20",  1, OPTION_MAX,                      "micro-batches of a validation, over all ranks") \
@@ -275,7 +275,7 @@ static inline bool option_set_flag(const char *text, bool *value) {
     return yes || no;
 }
 
-// Parses text into the row's field; false if it is not a value of that row.
+// Parses text into the row's field; false if it is not a value of that row. A TEXT is not copied.
 static inline bool option_set(Options *o, const Option *row, const char *text) {
     char *field = (char *)o + row->offset, *end;
     long long integer;
@@ -294,13 +294,13 @@ static inline bool option_set(Options *o, const Option *row, const char *text) {
     }
     case KIND_REAL: {
         double real = strtod(text, &end);
-        if (end == text || *end || isspace((unsigned char)text[0])) return false;
-        if (!(real >= row->min && real <= row->max)) return false;  // also refuses NaN
+        if (end == text || *end || strpbrk(text, " \tx")) return false;  // x: no hexadecimal
+        if (!(real >= row->min && real <= row->max)) return false;       // also refuses NaN
         *(float *)(void *)field = (float)real;
         return true;
     }
     case KIND_TEXT:
-        *(const char **)(void *)field = strdup_check(text);
+        *(const char **)(void *)field = text;
         return true;
     case KIND_CHOICE:
         return option_set_choice(row, text, (int *)(void *)field);
@@ -436,7 +436,8 @@ static inline void options_read_config(Options *o, const char *path) {
         if (!option_is_saved(row)) die_all("%s%s belongs on the command line", where, name);
         char *value = option_unquote(equals + 1);
         if (!value) die_all("%sthe quotes of the value of %s do not match", where, name);
-        option_set_or_die(o, row, value, where);
+        // Texts are kept for as long as the process lives, as argv is.
+        option_set_or_die(o, row, row->kind == KIND_TEXT ? strdup_check(value) : value, where);
     }
     if (ferror(f)) die_all("cannot read %s: %s", path, strerror(errno));
     free(line);

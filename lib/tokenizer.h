@@ -83,14 +83,39 @@ static inline size_t tokenizer_text(const Tokenizer *t, int token, const unsigne
     return t->start[token + 1] - t->start[token];
 }
 
-// Prints a token for a terminal: control characters other than newline and tab become '?'.
+// Bytes of the UTF-8 character that text begins with, 0 if it begins with none.
+static inline size_t utf8_length(const unsigned char *text, size_t n) {
+    size_t length = text[0] < 0x80   ? 1
+                    : text[0] < 0xc2 ? 0
+                    : text[0] < 0xe0 ? 2
+                    : text[0] < 0xf0 ? 3
+                    : text[0] < 0xf5 ? 4
+                                     : 0;
+    if (length > n) return 0;
+    for (size_t i = 1; i < length; i++)
+        if ((text[i] & 0xc0) != 0x80) return 0;
+    return length;
+}
+
+// Prints what a model wrote for a terminal: control characters other than newline and tab, and
+// bytes that are no UTF-8, become '?'.
+static inline void text_print(const char *text, size_t n, FILE *f) {
+    const unsigned char *c = (const unsigned char *)text;
+    for (size_t i = 0; i < n;) {
+        size_t length = utf8_length(c + i, n - i);
+        bool control = (c[i] < 32 && c[i] != '\n' && c[i] != '\t') || c[i] == 127;
+        if (length && !control)
+            fwrite(c + i, 1, length, f);
+        else
+            fputc('?', f);
+        i += length ? length : 1;
+    }
+}
+
 static inline void tokenizer_print(const Tokenizer *t, int token, FILE *f) {
     const unsigned char *text;
     size_t n = tokenizer_text(t, token, &text);
-    for (size_t i = 0; i < n; i++) {
-        bool control = (text[i] < 32 && text[i] != '\n' && text[i] != '\t') || text[i] == 127;
-        fputc(control ? '?' : text[i], f);
-    }
+    text_print((const char *)text, n, f);
 }
 
 // Cuts text into tokens, always the longest that fits; returns how many (at most `room`). Exact for

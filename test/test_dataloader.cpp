@@ -1,0 +1,406 @@
+// test/test_dataloader.cpp: dataloader.h by itself: what is read, in which order, and what is
+// refused. Writes to a temporary folder; reads test/reference/.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+extern "C" {
+#include <cmocka.h>
+}
+
+#include "../dataloader.h"
+#include "death.h"
+
+static char folder[] = "/tmp/test_dataloader_XXXXXX";
+
+// A path in the temporary folder; good until the fourth call after it.
+static const char *temporary(const char *name) {
+    static char paths[4][256];
+    static int next;
+    char *path = paths[next++ % 4];
+    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
+    return path;
+}
+
+static const char *write_file(const char *name, const void *bytes, size_t n) {
+    const char *path = temporary(name);
+    FILE *f = fopen_check(path, "w");
+    assert_int_equal(fwrite(bytes, 1, n, f), n);
+    fclose_check(f, path);
+    return path;
+}
+
+// A shard whose tokens count up from `first`; token_bytes 2 or 4.
+static const char *write_shard(const char *name, uint32_t first, uint32_t count, int token_bytes) {
+    static unsigned char bytes[1024 + 4 * 65536];
+    uint32_t header[256] = {token_bytes == 2 ? 20240520u : 20240801u, token_bytes == 2 ? 1u : 7u,
+                            count};
+    memcpy(bytes, header, 1024);
+    for (uint32_t i = 0; i < count; i++) {
+        uint32_t token = first + i;
+        memcpy(bytes + 1024 + (size_t)token_bytes * i, &token, (size_t)token_bytes);
+    }
+    return write_file(name, bytes, 1024 + (size_t)token_bytes * count);
+}
+
+// ---- what is read ------------------------------------------------------------------------------
+
+static void text_is_bytes_after_an_end_of_text(void **) {
+    DataLoader dl;
+    int x[8], y[8];
+    const char *path = write_file("t.txt", "abc\xff\ndef\0", 9);
+    dataloader_open(&dl, path, 2, 4, 257, 1, false);
+    assert_true(dl.samples == 2 && dl.tokens == 10);
+    dataloader_fetch(&dl, 0, x, y);
+    const int tokens[8] = {256, 'a', 'b', 'c', 255, '\n', 'd', 'e'};
+    const int targets[8] = {'a', 'b', 'c', 255, '\n', 'd', 'e', 'f'};
+    assert_memory_equal(x, tokens, sizeof x);
+    assert_memory_equal(y, targets, sizeof y);
+    dataloader_close(&dl);
+    assert_int_equal(dataloader_default_vocab(path), 257);
+}
+
+static void both_kinds_of_shard_give_their_tokens(void **) {
+    for (int bytes = 2; bytes <= 4; bytes += 2) {
+        DataLoader dl;
+        int x[6], y[6];
+        const char *path = write_shard("one.bin", bytes == 2 ? 65500 : 100000, 8, bytes);
+        dataloader_open(&dl, path, 2, 3, 200000, 1, false);
+        assert_true(dl.samples == 2);
+        dataloader_fetch(&dl, 0, x, y);
+        for (int i = 0; i < 6; i++) {
+            assert_int_equal(x[i], (bytes == 2 ? 65500 : 100000) + i);
+            assert_int_equal(y[i], x[i] + 1);
+        }
+        dataloader_close(&dl);
+        assert_int_equal(dataloader_default_vocab(path), 50257);
+    }
+}
+
+// Shards of odd lengths; the last is too short for a sample and gives none.
+static void open_three_shards(DataLoader *dl, int B, int T, uint64_t seed, bool shuffle) {
+    write_shard("s_1.bin", 0, 101, 2);
+    write_shard("s_2.bin", 1000, 58, 2);
+    write_shard("s_3.bin", 2000, 5, 2);
+    dataloader_open(dl, temporary("s_*.bin"), B, T, 50257, seed, shuffle);
+}
+
+static void the_last_target_of_a_sample_is_the_first_token_of_the_next(void **) {
+    DataLoader dl;
+    int x[7], y[7], last = -1;
+    open_three_shards(&dl, 1, 7, 1, false);
+    assert_true(dl.samples == 14 + 8);  // (101 - 1) / 7 and (58 - 1) / 7
+    for (uint64_t m = 0; m < dl.samples; m++) {
+        dataloader_fetch(&dl, m, x, y);
+        for (int t = 0; t < 7; t++) assert_int_equal(y[t], x[t] + 1);
+        if (m != 0 && m != 14) assert_int_equal(x[0], last);  // 14: the second file begins
+        last = y[6];
+    }
+    dataloader_close(&dl);
+}
+
+// ---- order -------------------------------------------------------------------------------------
+
+static void every_sample_comes_exactly_once_in_an_epoch(void **) {
+    DataLoader dl;
+    enum { B = 2, T = 7, EPOCHS = 5 };  // 22 samples: 11 micro-batches an epoch
+    int x[B * T], y[B * T], order[EPOCHS][22], differs = 0;
+    open_three_shards(&dl, B, T, 42, true);
+    assert_true(dataloader_batches(&dl) == 11);
+    for (int epoch = 0; epoch < EPOCHS; epoch++) {
+        int seen[22] = {0};
+        for (int m = 0; m < 11; m++) {
+            dataloader_fetch(&dl, (uint64_t)(epoch * 11 + m), x, y);
+            for (int b = 0; b < B; b++) {
+                int first = x[b * T], sample = first < 1000 ? first / T : 14 + (first - 1000) / T;
+                assert_int_equal(first < 1000 ? first % T : (first - 1000) % T, 0);
+                assert_int_equal(seen[sample]++, 0);
+                order[epoch][m * B + b] = sample;
+            }
+        }
+        differs += memcmp(order[epoch], order[0], sizeof order[0]) != 0;
+    }
+    assert_int_equal(differs, EPOCHS - 1);
+    dataloader_close(&dl);
+}
+
+// B that does not divide the samples: micro-batches run across the end of an epoch.
+static void micro_batches_cut_one_global_order_whatever_their_size(void **) {
+    DataLoader one, many;
+    enum { T = 7, B = 5, SAMPLES = 90 };
+    int x1[T], y1[T], x[B * T], y[B * T];
+    open_three_shards(&one, 1, T, 9, true);
+    open_three_shards(&many, B, T, 9, true);
+    for (uint64_t sample = 0; sample < SAMPLES; sample++) {
+        dataloader_fetch(&one, sample, x1, y1);
+        if (sample % B == 0) dataloader_fetch(&many, sample / B, x, y);
+        assert_memory_equal(x1, x + sample % B * T, sizeof x1);
+        assert_memory_equal(y1, y + sample % B * T, sizeof y1);
+    }
+    dataloader_close(&one);
+    dataloader_close(&many);
+}
+
+// The same step on 1, 2, 3 or 6 ranks, each reading only its own micro-batches, in any order and
+// resumed.
+static void a_step_is_the_same_samples_for_any_number_of_ranks(void **) {
+    enum { B = 2, T = 7, PER_STEP = 6, STEPS = 12 };
+    static int expected[STEPS * PER_STEP][B * T];
+    int x[B * T], y[B * T];
+    DataLoader dl;
+    open_three_shards(&dl, B, T, 3, true);
+    for (int m = 0; m < STEPS * PER_STEP; m++) dataloader_fetch(&dl, (uint64_t)m, expected[m], y);
+    dataloader_close(&dl);
+    const int worlds[] = {1, 2, 3, 6};
+    for (int w = 0; w < 4; w++)
+        for (int rank = 0; rank < worlds[w]; rank++) {
+            open_three_shards(&dl, B, T, 3, true);
+            for (int step = 7; step < STEPS; step++)  // as if resumed in the second epoch
+                for (int micro = 0; micro < PER_STEP / worlds[w]; micro++) {
+                    int m = step * PER_STEP + micro * worlds[w] + rank;
+                    dataloader_fetch(&dl, (uint64_t)m, x, y);
+                    dataloader_prefetch(&dl, (uint64_t)(m + worlds[w]));
+                    assert_memory_equal(x, expected[m], sizeof x);
+                }
+            dataloader_close(&dl);
+        }
+}
+
+static void seeds_give_different_orders(void **) {
+    DataLoader a, b;
+    int x[22 * 7], y[22 * 7], other[22 * 7];
+    open_three_shards(&a, 22, 7, 1, true);
+    open_three_shards(&b, 22, 7, 2, true);
+    dataloader_fetch(&a, 0, x, y);
+    dataloader_fetch(&b, 0, other, y);
+    assert_memory_not_equal(x, other, sizeof x);
+    dataloader_close(&a);
+    dataloader_close(&b);
+}
+
+static void reading_ahead_changes_nothing(void **) {
+    DataLoader plain, ahead;
+    enum { B = 3, T = 7 };
+    int x[B * T], y[B * T], x2[B * T], y2[B * T];
+    open_three_shards(&plain, B, T, 5, true);
+    open_three_shards(&ahead, B, T, 5, true);
+    uint64_t at = 0;
+    for (int i = 0; i < 500; i++) {
+        if (i % 3) dataloader_prefetch(&ahead, i % 5 ? at : at + 1);  // right and wrong guesses
+        dataloader_fetch(&plain, at, x, y);
+        dataloader_fetch(&ahead, at, x2, y2);
+        assert_memory_equal(x, x2, sizeof x);
+        assert_memory_equal(y, y2, sizeof y);
+        at = (at * 7 + 3) % 1000;
+    }
+    dataloader_close(&plain);
+    dataloader_close(&ahead);
+}
+
+static void rows_behind_the_end_of_a_validation_set_count_for_nothing(void **) {
+    DataLoader dl;
+    enum { B = 4, T = 7 };
+    int x[B * T], y[B * T], counted = 0;
+    open_three_shards(&dl, B, T, 1, false);
+    for (uint64_t m = 0; m < 8;
+         m++) {  // 22 samples: the sixth micro-batch has two, two more have none
+        dataloader_fetch(&dl, m, x, y);
+        for (int i = 0; i < B * T; i++) {
+            assert_true(x[i] >= 0 && x[i] < 50257);
+            assert_true(y[i] == (m * B * T + (uint64_t)i < 22 * T ? x[i] + 1 : -1));
+            counted += y[i] >= 0;
+        }
+    }
+    assert_int_equal(counted, 22 * T);
+    assert_true(dataloader_batches(&dl) == 6);
+    dataloader_close(&dl);
+}
+
+// ---- many and large files ----------------------------------------------------------------------
+
+static void more_files_than_open_descriptors_are_read(void **) {
+    enum { FILES = 150, T = 3 };
+    for (int i = 0; i < FILES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "many_%03d.bin", i);
+        write_shard(name, (uint32_t)(i * 10), 7, 2);
+    }
+    DataLoader dl;
+    int x[T], y[T];
+    dataloader_open(&dl, temporary("many_*.bin"), 1, T, 50257, 1, true);
+    assert_true(dl.samples == 2 * FILES);
+    int seen[2 * FILES] = {0};
+    for (uint64_t m = 0; m < dl.samples; m++) {
+        dataloader_fetch(&dl, m, x, y);
+        seen[x[0] / 10 * 2 + (x[0] % 10 != 0)]++;
+        assert_int_equal(y[T - 1], x[0] + T);
+    }
+    for (int i = 0; i < 2 * FILES; i++) assert_int_equal(seen[i], 1);
+    dataloader_close(&dl);
+}
+
+// A sparse file of 6 GB: positions pass 2^32 bytes.
+static void tokens_beyond_four_gigabytes_are_found(void **) {
+    const char *path = temporary("large.bin");
+    const uint32_t count = 3000000000u;
+    int fd = open_check(path, O_RDWR | O_CREAT | O_TRUNC);
+    uint32_t header[256] = {20240520, 1, count};
+    write_exact(fd, header, sizeof header, 0, path);
+    uint16_t tail[5] = {11, 12, 13, 14, 15};
+    write_exact(fd, tail, sizeof tail, 1024 + 2 * ((uint64_t)count - 5), path);
+    close(fd);
+    DataLoader dl;
+    int x[4], y[4];
+    dataloader_open(&dl, path, 1, 4, 50257, 1, false);
+    assert_true(dl.samples == (count - 1) / 4);
+    uint64_t last = dl.samples - 1, at = count - 5;
+    dataloader_fetch(&dl, last, x, y);
+    for (uint64_t t = 0; t < 4; t++)
+        assert_int_equal(x[t], last * 4 + t < at ? 0 : 11 + last * 4 + t - at);
+    assert_int_equal(x[3], 14 - (int)((count - 1) % 4));
+    dataloader_close(&dl);
+    unlink(path);
+}
+
+// ---- what is refused ---------------------------------------------------------------------------
+
+static void run_open(const void *pattern) {
+    DataLoader dl;
+    dataloader_open(&dl, (const char *)pattern, 1, 8, 50257, 1, true);
+}
+
+static void run_epoch(const void *pattern) {
+    DataLoader dl;
+    int x[8], y[8];
+    dataloader_open(&dl, (const char *)pattern, 1, 8, 257, 1, true);
+    for (uint64_t m = 0; m < dl.samples; m++) dataloader_fetch(&dl, m, x, y);
+}
+
+static void run_epoch_ahead(const void *pattern) {
+    DataLoader dl;
+    int x[8], y[8];
+    dataloader_open(&dl, (const char *)pattern, 1, 8, 257, 1, true);
+    for (uint64_t m = 0; m < dl.samples; m++) {
+        dataloader_prefetch(&dl, m);
+        dataloader_fetch(&dl, m, x, y);
+    }
+}
+
+// Changes one word of a good shard's header or its length.
+static void expect_bad_shard(int word, uint32_t value, size_t cut, const char *expected) {
+    char bytes[1024 + 200];
+    uint32_t header[256] = {20240520, 1, 100};
+    header[word] = value;
+    memset(bytes, 0, sizeof bytes);
+    memcpy(bytes, header, 1024);
+    expect_death(run_open, write_file("bad.bin", bytes, sizeof bytes - cut), expected);
+}
+
+static void bad_files_end_in_one_line(void **) {
+    expect_death(run_open, temporary("nothing*.bin"), "no file matches");
+    expect_death(run_open, "/nowhere/x.bin", "no file matches /nowhere/x.bin");
+    expect_death(run_open, folder, "is not a regular file");
+    expect_death(run_open, write_file("empty.txt", "", 0), "empty.txt is empty");
+    expect_death(run_open, write_file("short.txt", "1234567", 7),
+                 "no file has the 9 tokens of one sample (T=8 and one more); found 8 in 1 file(s)");
+    expect_bad_shard(0, 20240326, 0, "expected a token shard (magic 20240520 or 20240801), found");
+    expect_bad_shard(1, 2, 0, "expected version 1 of a token shard, found 2");
+    expect_bad_shard(2, 101, 0, "expected 1226 bytes for 101 tokens, found 1224; is it complete?");
+    expect_bad_shard(2, 100, 1, "expected 1224 bytes for 100 tokens, found 1223");
+    expect_bad_shard(2, 99, 0, "expected 1222 bytes for 99 tokens, found 1224");
+    expect_bad_shard(2, 0, 200, "no file has the 9 tokens");
+    expect_bad_shard(2, 0xffffffff, 0, "expected 8589935614 bytes for 4294967295 tokens");
+    expect_death(run_open, write_file("tiny.bin", "x", 1), "expected a token shard");
+}
+
+static void mixed_kinds_are_refused(void **) {
+    write_shard("mix_1.bin", 0, 50, 2);
+    write_shard("mix_2.bin", 0, 50, 4);
+    expect_death(run_open, temporary("mix_*"), "mixes kinds of data");
+    write_file("mix_2.bin.txt", "some text that is long enough", 29);
+    unlink(temporary("mix_2.bin"));
+    expect_death(run_open, temporary("mix_*"), "mix_1.bin is uint16 shard");
+}
+
+static void a_token_beyond_the_vocabulary_is_named(void **) {
+    const char *expected =
+        "over.bin: expected tokens below the vocabulary V=257, found 257 at token 57";
+    const char *path = write_shard("over.bin", 200, 65, 2);
+    expect_death(run_epoch, path, expected);
+    expect_death(run_epoch_ahead, path, expected);
+}
+
+static void run_truncated(const void *path) {
+    DataLoader dl;
+    int x[8], y[8];
+    dataloader_open(&dl, (const char *)path, 1, 8, 50257, 1, false);
+    if (truncate((const char *)path, 1024 + 20) != 0) return;
+    dataloader_fetch(&dl, 2, x, y);
+}
+
+static void a_file_that_shrinks_during_the_run_is_named(void **) {
+    expect_death(run_truncated, write_shard("cut.bin", 0, 50, 2), "cut.bin ends at byte");
+}
+
+// ---- the reference's data ----------------------------------------------------------------------
+
+// x and y of debug_state.bin are the first step as dev/order.py cuts it from the shards.
+static void the_first_step_is_the_one_python_trained_on(void **) {
+    const struct {
+        const char *folder, *train;
+        int B, T, V, micro_batches;
+        uint64_t seed;
+    } cases[] = {{"test/reference/tiny", "test/reference/tiny/train_*.bin", 2, 7, 37, 4, 1234},
+                 {"test/reference/small", "test/reference/small/train.txt", 2, 32, 257, 2, 42}};
+    for (int i = 0; i < 2; i++) {
+        char path[256];
+        snprintf(path, sizeof path, "%s/debug_state.bin", cases[i].folder);
+        int fd = open_check(path, O_RDONLY), header[4], B = cases[i].B, T = cases[i].T;
+        read_exact(fd, header, sizeof header, 0, path);
+        assert_int_equal(header[2], B * cases[i].micro_batches);
+        assert_int_equal(header[3], T);
+        static int xy[1024], x[64], y[64];
+        size_t half = (size_t)header[2] * (size_t)T;
+        read_exact(fd, xy, 2 * half * 4, 1024, path);
+        close(fd);
+        DataLoader dl;
+        dataloader_open(&dl, cases[i].train, B, T, cases[i].V, cases[i].seed, true);
+        for (size_t m = 0; m < (size_t)cases[i].micro_batches; m++) {
+            size_t n = (size_t)B * (size_t)T;
+            dataloader_fetch(&dl, m, x, y);
+            assert_memory_equal(x, xy + m * n, n * 4);
+            assert_memory_equal(y, xy + half + m * n, n * 4);
+        }
+        dataloader_close(&dl);
+    }
+}
+
+static int remove_folder(void **) {
+    char command[64];
+    snprintf(command, sizeof command, "rm -r %s", folder);
+    return system(command);
+}
+
+int main(void) {
+    if (!mkdtemp(folder)) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(text_is_bytes_after_an_end_of_text),
+        cmocka_unit_test(both_kinds_of_shard_give_their_tokens),
+        cmocka_unit_test(the_last_target_of_a_sample_is_the_first_token_of_the_next),
+        cmocka_unit_test(every_sample_comes_exactly_once_in_an_epoch),
+        cmocka_unit_test(micro_batches_cut_one_global_order_whatever_their_size),
+        cmocka_unit_test(a_step_is_the_same_samples_for_any_number_of_ranks),
+        cmocka_unit_test(seeds_give_different_orders),
+        cmocka_unit_test(reading_ahead_changes_nothing),
+        cmocka_unit_test(rows_behind_the_end_of_a_validation_set_count_for_nothing),
+        cmocka_unit_test(more_files_than_open_descriptors_are_read),
+        cmocka_unit_test(tokens_beyond_four_gigabytes_are_found),
+        cmocka_unit_test(bad_files_end_in_one_line),
+        cmocka_unit_test(mixed_kinds_are_refused),
+        cmocka_unit_test(a_token_beyond_the_vocabulary_is_named),
+        cmocka_unit_test(a_file_that_shrinks_during_the_run_is_named),
+        cmocka_unit_test(the_first_step_is_the_one_python_trained_on),
+    };
+    return cmocka_run_group_tests(tests, NULL, remove_folder);
+}
