@@ -98,22 +98,31 @@ static inline void scores_transposed_by_rows(HeadRoom *h, float *out, const floa
     gemm_run(&q, h->thread, h->room, p, b + i0 * HS, out + j0 * HS);
 }
 
+// Masks a row's scores from `seen` up to a whole number of vectors, so that the loops over them
+// have no remainder; returns that length.
+static inline int mask_scores(float *s, int n, int seen) {
+    int padded = smaller(n, (int)round_up((size_t)seen, 16));
+    for (int j = seen; j < padded; j++) s[j] = -INFINITY;
+    return padded;
+}
+
 // One row of scores, of which the first `seen` are not masked, to exp(scale s - max); scales what
 // was summed before to the new maximum.
 static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale, bool first) {
-    const float *s = h->s + (size_t)r * n;
+    float *s = h->s + (size_t)r * n;
     floatX *p = h->p + (size_t)r * n;
+    const int padded = mask_scores(s, n, seen);
     float max = first ? -INFINITY : h->max[r], sum = 0;
     const float old = max;
 #pragma omp simd reduction(max : max)
-    for (int j = 0; j < seen; j++) max = s[j] * scale > max ? s[j] * scale : max;
+    for (int j = 0; j < padded; j++) max = s[j] * scale > max ? s[j] * scale : max;
 #pragma omp simd reduction(+ : sum)
-    for (int j = 0; j < seen; j++) {
+    for (int j = 0; j < padded; j++) {
         float e = exp_float(s[j] * scale - max);
         store_float(&p[j], e);
         sum += e;
     }
-    for (int j = seen; j < n; j++) store_float(&p[j], 0.0f);
+    for (int j = padded; j < n; j++) store_float(&p[j], 0.0f);
     h->max[r] = max;
     if (first) {
         h->sum[r] = sum;
@@ -173,15 +182,16 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
 // P and dS of a row from the scores and dP
 static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float scale, float lse,
                                       float D) {
-    const float *s = h->s + (size_t)r * n, *dp = h->dp + (size_t)r * n;
+    float *s = h->s + (size_t)r * n, *dp = h->dp + (size_t)r * n;
+    const int padded = mask_scores(s, n, seen);
     floatX *p = h->p + (size_t)r * n, *ds = h->ds + (size_t)r * n;
 #pragma omp simd
-    for (int j = 0; j < seen; j++) {
+    for (int j = 0; j < padded; j++) {
         float e = exp_float(s[j] * scale - lse);
         store_float(&p[j], e);
         store_float(&ds[j], e * (dp[j] - D) * scale);
     }
-    for (int j = seen; j < n; j++) {
+    for (int j = padded; j < n; j++) {
         store_float(&p[j], 0.0f);
         store_float(&ds[j], 0.0f);
     }

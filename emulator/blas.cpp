@@ -112,15 +112,24 @@ constexpr int VECTOR = 8, MR = 16, NR = 6, KB = 256;
 typedef float Vector __attribute__((vector_size(4 * VECTOR)));
 
 __attribute__((target_clones("avx2,fma", "default"))) void tile(int k, const float *a, const float *b, float *c, size_t ldc) {
-    Vector acc[NR][MR / VECTOR] = {};
+    static_assert(MR == 2 * VECTOR, "two vectors per column");
+    Vector lo[NR] = {}, hi[NR] = {};
     for (int p = 0; p < k; p++, a += MR, b += NR) {
-        Vector v[MR / VECTOR];
-        memcpy(v, a, sizeof v);
-        for (int j = 0; j < NR; j++)
-            for (int i = 0; i < MR / VECTOR; i++) acc[j][i] += v[i] * b[j];
+        Vector a_lo, a_hi;
+        memcpy(&a_lo, a, sizeof a_lo);
+        memcpy(&a_hi, a + VECTOR, sizeof a_hi);
+#pragma GCC unroll 6
+        for (int j = 0; j < NR; j++) {
+            lo[j] += a_lo * b[j];
+            hi[j] += a_hi * b[j];
+        }
     }
-    for (int j = 0; j < NR; j++)
-        for (int i = 0; i < MR; i++) c[(size_t)j * ldc + (size_t)i] += acc[j][i / VECTOR][i % VECTOR];
+#pragma GCC unroll 6
+    for (int j = 0; j < NR; j++, c += ldc)
+        for (int i = 0; i < VECTOR; i++) {
+            c[i] += lo[j][i];
+            c[i + VECTOR] += hi[j][i];
+        }
 }
 
 // panel[p][i] = element (first + i, p) of a matrix whose element (i, p) is at i*row_step + p*k_step

@@ -45,7 +45,7 @@ EMU_MIRROR := $(addprefix $(O)/emu/src/,$(EMU_MIRRORED))
 $(O)/emu/src/%: % emulator/cu2cpp.py
 	@python3 emulator/cu2cpp.py $< $@
 
-EMU_INCLUDES := -include emulator/emu.h -I$(O)/emu/src -I. -DEMULATOR
+EMU_INCLUDES := -include emulator/emu.h -I$(O)/emu/src -I. -DEMULATOR -ffile-prefix-map=$(O)/emu/src/=
 define emu_compile
 $$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
 	@mkdir -p $$(@D)

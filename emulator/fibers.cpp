@@ -71,6 +71,9 @@ static struct Block {
     int threads, warps, alive, arrived;
     uint32_t ready;  // warps with a ready lane
     int warp, lane;  // now running
+    Order order;
+    unsigned steps;  // of the sticky order
+    bool downwards;
     Warp w[32];
     Fiber *fiber[MAX_THREADS];
     Fiber main, *current;
@@ -159,28 +162,36 @@ bool on_own_stack(const void *p) {
 }
 
 // ---- which thread next -------------------------------------------------------------------------------------
+// Sticky runs on in one direction and now and then jumps to a random lane and chooses a direction anew.
+static int pick_up(uint32_t set, int after) {
+    uint32_t higher = after >= 31 ? 0 : set & (~0u << (after + 1));
+    return __builtin_ctz(higher ? higher : set);
+}
+static int pick_down(uint32_t set, int after) {
+    uint32_t lower = after <= 0 ? 0 : set & ((1u << after) - 1);
+    return 31 - __builtin_clz(lower ? lower : set);
+}
+static int pick_random(uint32_t set) {
+    return pick_up(set, (int)(random_order.next() & 31) - 1);
+}
 static int pick(uint32_t set, int after) {
-    switch (settings().order) {
-    case ASCENDING: {
-        uint32_t higher = after >= 31 ? 0 : set & (~0u << (after + 1));
-        return __builtin_ctz(higher ? higher : set);
+    switch (block.order) {
+    case ASCENDING: return pick_up(set, after);
+    case DESCENDING: return pick_down(set, after);
+    case RANDOM_LANE: return pick_random(set);
+    default: break;
     }
-    case DESCENDING: {
-        uint32_t lower = after <= 0 ? 0 : set & ((1u << after) - 1);
-        return 31 - __builtin_clz(lower ? lower : set);
+    if ((block.steps++ & 31) == 0) {
+        block.downwards = random_order.next() & 1;
+        return pick_random(set);
     }
-    default:
-        for (unsigned k = random_order.next() % (unsigned)__builtin_popcount(set); k > 0; k--) set &= set - 1;
-        return __builtin_ctz(set);
-    }
+    return block.downwards ? pick_down(set, after) : pick_up(set, after);
 }
 
 static int pick_warp() {
     bool can_stay = block.ready >> block.warp & 1;
-    Order order = settings().order;
-    if (order == STICKY) can_stay = can_stay && random_order.next() % 64;
-    if (can_stay && order != RANDOM_LANE) return block.warp;
-    return pick(block.ready, block.warp);
+    if (block.order == RANDOM_LANE || (block.order == STICKY && (block.steps & 63) == 0)) can_stay = false;
+    return can_stay ? block.warp : pick(block.ready, block.warp);
 }
 
 static void make_ready(int warp, uint32_t lanes) {
@@ -217,7 +228,7 @@ static void schedule(bool finished) {
     }
     int wi = pick_warp();
     Warp &w = block.w[wi];
-    int l = pick(w.ready, wi == block.warp ? block.lane : settings().order == DESCENDING ? 32 : -1);
+    int l = pick(w.ready, wi == block.warp ? block.lane : block.order == DESCENDING ? 32 : -1);
     w.ready &= ~(1u << l);
     if (!w.ready) block.ready &= ~(1u << wi);
     block.warp = wi;
@@ -417,7 +428,7 @@ void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
     AsyncCopies &mine = block.async[ctx.linear];
     AsyncCopy c = {(char *)shared, (const char *)global, bytes, valid, mine.group};
     note_copy(c);
-    bool at_once = settings().order == DESCENDING || (settings().order >= RANDOM_LANE && random_order.next() & 1);
+    bool at_once = block.order == DESCENDING || (block.order >= RANDOM_LANE && random_order.next() & 1);
     if (at_once) land(c);
     mine.in_flight.push_back(c);
 }
@@ -489,8 +500,8 @@ static void run_block(int threads) {
         w.at_barrier = w.waiting = 0;
     }
     block.ready = block.warps == 32 ? ~0u : (1u << block.warps) - 1;
-    block.warp = settings().order == DESCENDING ? block.warps - 1 : 0;
-    block.lane = settings().order == DESCENDING ? 32 : -1;
+    block.warp = block.order == DESCENDING ? block.warps - 1 : 0;
+    block.lane = block.order == DESCENDING ? 32 : -1;
     if (ctx.dynamic_bytes) memset(ctx.dynamic, 0xff, ctx.dynamic_bytes);  // NaN
     if (race_detector) race_detector->block_begin();
     // the first worker starts as if its previous thread had ended
@@ -565,10 +576,11 @@ void run_grid(Kernel &kernel) {
     ctx.grid_dim = c.grid;
     name_threads(c.block);
     running = &kernel;
+    block.order = settings().order;
     watchdog(settings().kernel_seconds);
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
     for (size_t i = 0; i < blocks; i++) {
-        size_t b = settings().order == DESCENDING ? blocks - 1 - i : i;
+        size_t b = block.order == DESCENDING ? blocks - 1 - i : i;
         ctx.block = {(unsigned)(b % c.grid.x), (unsigned)(b / c.grid.x % c.grid.y),
                      (unsigned)(b / ((size_t)c.grid.x * c.grid.y))};
         run_block((int)(c.block.x * c.block.y * c.block.z));

@@ -30,7 +30,8 @@ namespace {
 struct Access {
     uint32_t record;  // operation; 0 with `by_host`: host code at that clock
     uint32_t pc;      // offset in the program; 0: none (a copy, a collective)
-    uint64_t block : 24, thread : 10, atomic : 1, valid : 1, by_host : 1, barrier : 13, warp : 14;
+    uint64_t block : 24, thread : 10, atomic : 1, valid : 1, by_host : 1, barrier : 12, warp : 13;
+    uint64_t bytes : 2;  // which of the cell's two
 };
 static_assert(sizeof(Access) == 16, "shadow memory is large enough as it is");
 struct Cell {  // two bytes of memory
@@ -40,23 +41,26 @@ constexpr size_t GRANULE = 2;
 enum Space { GLOBAL, PINNED, SHARED };
 const char *const SPACE_NAME[] = {"global", "pinned host", "shared"};
 
-// Sparse shadow of an address range: chunks of 64 KiB memory, made on first use.
+// Sparse shadow of memory: chunks of 64 KiB, made on first use, with a direct-mapped cache in front.
 class Shadow {
-    static constexpr size_t CHUNK = 64 << 10;
+    static constexpr size_t CACHED = 1024;
     std::map<size_t, std::vector<Cell>> chunks;
-    size_t cached = ~(size_t)0;
-    std::vector<Cell> *cache = nullptr;
+    struct {
+        size_t chunk;
+        Cell *cells;
+    } cache[CACHED] = {};
 
   public:
+    static constexpr size_t CHUNK = 64 << 10;
     Cell *at(const void *p) {
         size_t chunk = (size_t)p / CHUNK;
-        if (chunk != cached) {
+        auto &c = cache[chunk % CACHED];
+        if (c.chunk != chunk) {
             std::vector<Cell> &cells = chunks[chunk];
             if (cells.empty()) cells.resize(CHUNK / GRANULE);
-            cached = chunk;
-            cache = &cells;
+            c = {chunk, cells.data()};
         }
-        return &(*cache)[(size_t)p % CHUNK / GRANULE];
+        return c.cells + (size_t)p % CHUNK / GRANULE;
     }
 };
 
@@ -92,8 +96,9 @@ bool operations_ordered(const Access &old, const Access &now) {
 }
 
 bool ordered(const Access &old, const Access &now, Space space) {
-    if (!old.valid || (old.atomic && now.atomic && old.record == now.record && old.by_host == now.by_host)) return true;
+    if (!old.valid || !(old.bytes & now.bytes)) return true;
     bool same_operation = old.by_host == now.by_host && old.record == now.record;
+    if (old.atomic && now.atomic && same_operation) return true;
     if (space == SHARED) {
         if (!same_operation || old.block != now.block) return true;  // another block's use of the storage
     } else {
@@ -146,9 +151,14 @@ void touch(Cell &cell, const Access &now, bool write, Space space) {
     last = now;
 }
 
-template <class At> void touch_range(const char *p, size_t bytes, const Access &now, bool write, Space space, At at) {
+template <class At> void touch_range(const char *p, size_t bytes, Access now, bool write, Space space, At at) {
     const char *first = p - (size_t)p % GRANULE;
-    for (const char *c = first; c < p + bytes; c += GRANULE) touch(*at(c), now, write, space);
+    Cell *cell = nullptr;
+    for (const char *c = first; c < p + bytes; c += GRANULE, cell++) {
+        if (!cell || (size_t)c % Shadow::CHUNK == 0) cell = at(c);
+        now.bytes = (c >= p ? 1u : 0u) | (c + 1 < p + bytes ? 2u : 0u);
+        touch(*cell, now, write, space);
+    }
 }
 
 // ---- accesses -------------------------------------------------------------------------------------------
@@ -166,8 +176,8 @@ Access here(const void *pc, bool atomic) {
     if (!running) return a;  // a host function on a stream
     a.block = block_number & 0xffffff;
     a.thread = (uint64_t)ctx.linear & 1023;
-    a.barrier = barriers & 0x1fff;
-    a.warp = warp_syncs[ctx.linear / 32] & 0x3fff;
+    a.barrier = barriers & 0xfff;
+    a.warp = warp_syncs[ctx.linear / 32] & 0x1fff;
     return a;
 }
 
@@ -183,13 +193,19 @@ const char *verb(bool write) {
 }
 
 void global_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc) {
-    static Allocation last{};
-    if (!last.live || p < last.begin || p + bytes > last.begin + last.bytes || !find_allocation(p)) {
+    static struct {
+        const char *begin, *end;
+    } recent[16];  // allocations, looked up before; nothing is freed while a kernel runs
+    static uint32_t of_record;
+    if (of_record != current_record) memset(recent, 0, sizeof recent);
+    of_record = current_record;
+    auto &r = recent[(size_t)p / 4096 % 16];
+    if (p < r.begin || p + bytes > r.end) {
         const Allocation *a = find_allocation(p);
         if (!a || p + bytes > a->begin + a->bytes)
             device_error("%s of %zu bytes out of bounds in global memory at %s", verb(write), bytes,
                          source_line(pc).c_str());
-        last = *a;
+        r = {a->begin, a->begin + a->bytes};
     }
     if ((bytes & (bytes - 1)) == 0 && bytes <= 16 && (size_t)p % bytes)
         device_error("misaligned %s of %zu bytes at %s", verb(write), bytes, source_line(pc).c_str());

@@ -19,7 +19,9 @@ static void all_lanes(const char *what, uint32_t members) {
 // in: a[4], b[2], c[4]; out: d[4]
 static void compute_mma(WarpLane *lane, uint32_t members) {
     all_lanes("mma.m16n8k16", members);
-    float A[16][16], B[16][8], C[16][8];
+    typedef float Row __attribute__((vector_size(32)));
+    float A[16][16];
+    Row B[16], C[16];
     for (int l = 0; l < 32; l++) {
         const uint32_t *r = (const uint32_t *)lane[l].in;
         int g = l / 4, t = l % 4;
@@ -32,15 +34,14 @@ static void compute_mma(WarpLane *lane, uint32_t members) {
             B[2 * t + i * 8][g] = low_half(r[4 + i]);
             B[2 * t + i * 8 + 1][g] = high_half(r[4 + i]);
         }
-        memcpy(&C[g][2 * t], r + 6, 8);
-        memcpy(&C[g + 8][2 * t], r + 8, 8);
+        memcpy((float *)&C[g] + 2 * t, r + 6, 8);
+        memcpy((float *)&C[g + 8] + 2 * t, r + 8, 8);
     }
     for (int i = 0; i < 16; i++)
-        for (int k = 0; k < 16; k++)
-            for (int j = 0; j < 8; j++) C[i][j] += A[i][k] * B[k][j];
+        for (int k = 0; k < 16; k++) C[i] += A[i][k] * B[k];
     for (int l = 0; l < 32; l++) {
-        memcpy(lane[l].out, &C[l / 4][l % 4 * 2], 8);
-        memcpy(lane[l].out + 8, &C[l / 4 + 8][l % 4 * 2], 8);
+        memcpy(lane[l].out, (float *)&C[l / 4] + l % 4 * 2, 8);
+        memcpy(lane[l].out + 8, (float *)&C[l / 4 + 8] + l % 4 * 2, 8);
     }
 }
 

@@ -214,6 +214,23 @@ static void bf16_vectors_are_loaded_and_stored_whole(void **) {
     });
 }
 
+__global__ void reverse_bytes(unsigned char *x) {
+    __shared__ unsigned char s[64];
+    s[threadIdx.x] = x[threadIdx.x];
+    __syncthreads();
+    x[threadIdx.x] = s[63 - threadIdx.x];
+}
+static void neighbouring_bytes_of_two_threads_do_not_conflict(void **) {
+    in_every_order([] {
+        std::vector<unsigned char> x(64);
+        for (size_t i = 0; i < 64; i++) x[i] = (unsigned char)i;
+        unsigned char *d = to_device(x);
+        reverse_bytes<<<1, 64>>>(d);
+        x = to_host(d, 64);
+        for (size_t i = 0; i < 64; i++) EXPECT(x[i] == 63 - i);
+    });
+}
+
 // ---- tensor cores: C (M,N) = A (M,K) B (K,N), one warp per 16 x 16 tile ------------------------------------------
 // A comes through ldmatrix x4, B (row-major, K x N) through the transposed form, both double-buffered by cp.async.
 constexpr int TILE = 16, ROW = TILE + 8;  // padded row of a tile in shared memory, 16-byte aligned
@@ -284,6 +301,7 @@ int main(void) {
         cmocka_unit_test(atomics_count_every_thread),
         cmocka_unit_test(votes_count_the_threads_that_are_left),
         cmocka_unit_test(bf16_vectors_are_loaded_and_stored_whole),
+        cmocka_unit_test(neighbouring_bytes_of_two_threads_do_not_conflict),
         cmocka_unit_test(tensor_cores_ldmatrix_and_cp_async_multiply_matrices),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);

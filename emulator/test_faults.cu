@@ -320,13 +320,13 @@ static void a_misaligned_vector_store_is_reported(void **) {
     });
 }
 __global__ void overflow_int(int *out, int n) {
-    *out = n + 2147483640 + (int)threadIdx.x;
+    *out = n * n;
 }
 static void a_signed_overflow_is_reported(void **) {
     if (!ASAN_BUILD) return;
     expect_report("signed integer overflow|test_faults.cu", [] {
         int *p = (int *)device_floats(1);
-        overflow_int<<<1, 1>>>(p, 10);
+        overflow_int<<<1, 1>>>(p, 100000);
         finish();
     });
 }

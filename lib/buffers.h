@@ -4,7 +4,7 @@
 
 #include "die.h"
 
-#define BUFFERS_MAX 1024
+#define BUFFERS_MAX 16384
 
 typedef struct {
     char name[40];

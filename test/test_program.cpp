@@ -1,0 +1,245 @@
+// test/test_program.cpp: the program as a user runs it: ranks with and without MPI give the same losses,
+// files come out right, and whatever is wrong ends in one line, a non-zero exit, and nothing written.
+#include "../lib/die.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/wait.h>
+#include <time.h>
+extern "C" {
+#include <cmocka.h>
+}
+
+#define PROGRAM "./train_gpt"
+#define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin "
+static char folder[64];
+
+typedef struct {
+    int status;
+    char out[16384], err[4096];
+} Outcome;
+
+static void read_text(const char *path, char *text, size_t room) {
+    FILE *f = fopen(path, "r");
+    size_t n = f ? fread(text, 1, room - 1, f) : 0;
+    text[n] = 0;
+    if (f) fclose(f);
+}
+
+// Runs a shell command, in at most a minute.
+static Outcome run(const char *format, ...) {
+    static char command[2048], full[4096], path[128];
+    va_list args;
+    va_start(args, format);
+    vsnprintf(command, sizeof command, format, args);
+    va_end(args);
+    Outcome o;
+    snprintf(full, sizeof full, "cd . && timeout -s KILL 60 bash -c \"set -f; %s\" >%s/out 2>%s/err", command, folder,
+             folder);
+    o.status = system(full);
+    snprintf(path, sizeof path, "%s/out", folder);
+    read_text(path, o.out, sizeof o.out);
+    snprintf(path, sizeof path, "%s/err", folder);
+    read_text(path, o.err, sizeof o.err);
+    return o;
+}
+
+static int lines_of(const char *text) {
+    int n = 0;
+    for (; *text; text++) n += *text == '\n';
+    return n;
+}
+
+// One line on stderr that names what is wrong; a failure by itself, not by the time limit.
+static void expect_refusal(const char *options, const char *expected) {
+    Outcome o = run(PROGRAM " %s", options);
+    if (!WIFEXITED(o.status) || WEXITSTATUS(o.status) == 0 || WEXITSTATUS(o.status) >= 124)
+        fail_msg("%s: expected a refusal, found status %#x", options, (unsigned)o.status);
+    if (!strstr(o.err, expected) || lines_of(o.err) != 1)
+        fail_msg("%s: expected one line with `%s`, found: %s", options, expected, o.err);
+}
+
+static void bad_options_and_files_end_in_one_line(void **) {
+    static const struct {
+        const char *options, *expected;
+    } cases[] = {
+        {"--train nowhere_*.bin", "no file matches nowhere_*.bin"},
+        {"", "--train"},
+        {TINY "--stepz 3", "did you mean --steps"},
+        {TINY "--batch 0", "--batch 0: expected an integer from 1"},
+        {TINY "--batch two", "--batch two"},
+        {TINY "--seq 8", "at most 7 positions"},
+        {TINY "--batch 2 --tokens-per-step 15", "multiple of batch 2 x seq 7"},
+        {TINY "--ranks 2 --batch 2 --tokens-per-step 14", "nearest: 28"},
+        {TINY "--ranks 8 --shard hybrid:3", "divisor of the 8 ranks"},
+        {TINY "--prefetch 2", "at most 1"},
+        {TINY "--gather-buffers 1 --prefetch 1", "at most 0"},
+        {TINY "--accumulate local", "--reduce fast"},
+        {TINY "--shard partly", "--shard partly"},
+        {TINY "--sample-every 1", "--tokenizer"},
+        {TINY "--batch 5000 --ranks 4", "less than one step"},
+        {"--model gpt2:L=2,C=13,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin", "multiple of the number of heads"},
+        {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/tiny/train_*.bin", "below the vocabulary V=9"},
+        {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/small/train.txt", "text data"},
+        {"--model nowhere.bin --train test/reference/tiny/train_*.bin", "nowhere.bin"},
+        {"--model test/reference/tiny/val_000000.bin --train test/reference/tiny/train_*.bin", "magic"},
+        {"--train test/reference/tiny/model.bin", "token shard"},
+        {TINY "--out /proc/nowhere", "/proc/nowhere"},
+        {TINY "--config nowhere.cfg", "nowhere.cfg"},
+        {"--model gpt3:c12288 --train test/reference/small/train.txt --seq 64 --steps 1", "MiB are needed"},
+        {TINY "--ranks 4000 --batch 1 --seq 1 --model gpt2:d48", "given twice"},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_refusal(cases[i].options, cases[i].expected);
+}
+
+static void bad_shards_end_in_one_line(void **) {
+    char options[512];
+    run("head -c 1500 test/reference/tiny/train_000001.bin > %s/short.bin; : > %s/empty.txt; "
+        "head -c 100 test/reference/tiny/model.bin > %s/model.bin", folder, folder, folder);
+    const char *cases[][2] = {{"short.bin", "is it complete?"}, {"empty.txt", "is empty"}};
+    for (auto &c : cases) {
+        snprintf(options, sizeof options, "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train %s/%s", folder, c[0]);
+        expect_refusal(options, c[1]);
+    }
+    snprintf(options, sizeof options, "--model %s/model.bin --train test/reference/tiny/train_*.bin", folder);
+    expect_refusal(options, "expected a model.bin");
+}
+
+// The loss column of --json lines.
+static int losses_of(const char *text, double *losses, int most) {
+    int n = 0;
+    for (const char *p = text; n < most && (p = strstr(p, "\"loss\":")); p++) losses[n++] = atof(p + 7);
+    return n;
+}
+
+static void expect_same_losses(const char *a, const char *b) {
+    double x[32], y[32];
+    int n = losses_of(a, x, 32);
+    if (n == 0 || n != losses_of(b, y, 32) || memcmp(x, y, sizeof(double) * (size_t)n))
+        fail_msg("expected the same losses, found\n%s\nand\n%s", a, b);
+}
+
+static void forked_ranks_and_mpirun_give_the_same_losses(void **) {
+    const char *options = TINY "--batch 1 --tokens-per-step 84 --steps 6 --json";
+    static Outcome one, four, mpi, nodes;
+    one = run(PROGRAM " %s", options);
+    four = run(PROGRAM " %s --ranks 4", options);
+    assert_int_equal(one.status, 0);
+    assert_int_equal(four.status, 0);
+    expect_same_losses(one.out, four.out);
+    if (system("command -v mpirun >/dev/null") != 0) return;
+    const char *mpirun = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe";
+    mpi = run("%s -n 4 " PROGRAM " %s", mpirun, options);
+    if (mpi.status != 0) fail_msg("mpirun failed: %s", mpi.err);
+    expect_same_losses(one.out, mpi.out);
+    nodes = run("FSDP_RANKS_PER_NODE=2 %s -n 6 " PROGRAM " %s --shard hybrid:2", mpirun, options);
+    if (nodes.status != 0) fail_msg("mpirun failed: %s", nodes.err);
+    expect_same_losses(one.out, nodes.out);
+}
+
+static void threads_and_vector_levels_do_what_they_promise(void **) {
+    const char *options = "--model gpt2:L=2,C=64,NH=4,T=64 --train test/reference/small/train.txt --batch 2 --steps 4 --json";
+    static Outcome one, two;
+    one = run(PROGRAM " %s --threads 1", options);
+    two = run(PROGRAM " %s --threads 2", options);
+    expect_same_losses(one.out, two.out);
+    static const char *const levels[] = {"generic", "avx2", "avx512"};
+    for (const char *level : levels) {
+        Outcome o = run("FSDP_SIMD=%s " PROGRAM " %s", level, options);
+        if (strstr(o.err, "as far as this processor has it")) continue;
+        double x[32] = {0}, y[32] = {0};
+        int n = losses_of(o.out, x, 32);
+        assert_int_equal(n, losses_of(one.out, y, 32));
+        for (int i = 0; i < n; i++)
+            if (!(fabs(x[i] - y[i]) <= 1e-5 * y[i])) fail_msg("%s: expected %.9g, found %.9g", level, y[i], x[i]);
+    }
+}
+
+// A rank that dies takes the job down within seconds, with a line that names it.
+static void a_killed_rank_ends_the_job(void **) {
+    char command[512], err[4096];
+    snprintf(command, sizeof command,
+             "set -f; " PROGRAM " " TINY "--ranks 3 --steps 100000 --batch 1 >/dev/null 2>%s/killed & pid=$!; sleep 1; "
+                     "kill -9 `pgrep -P $pid | sed -n 2p`; wait $pid", folder);
+    time_t began = time(NULL);
+    int status = system(command);
+    if (status == 0 || time(NULL) - began > 20) fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
+    snprintf(command, sizeof command, "%s/killed", folder);
+    read_text(command, err, sizeof err);
+    if (!strstr(err, "rank 1 was ended by signal 9")) fail_msg("expected the killed rank's name, found: %s", err);
+    assert_int_not_equal(system("pgrep -f 'train_gpt.*steps 100000' >/dev/null"), 0);
+}
+
+static void what_a_run_writes_can_be_read_back(void **) {
+    static Outcome o;
+    o = run(PROGRAM " " TINY "--val test/reference/tiny/val_000000.bin --steps 4 --val-every 2 --ranks 2 --out %s/run "
+                    "--export-model %s/run/model.bin", folder, folder);
+    assert_int_equal(o.status, 0);
+    char text[4096], path[128];
+    snprintf(path, sizeof path, "%s/run/main.log", folder);
+    read_text(path, text, sizeof text);
+    assert_int_equal(lines_of(text), 4 + 3);
+    assert_non_null(strstr(text, "s:0 tel:"));
+    assert_non_null(strstr(text, "s:3 trl:"));
+    assert_non_null(strstr(text, "s:4 tel:"));
+    // The exported model goes on where the run ended; the saved options repeat the run.
+    double end = atof(strstr(text, "s:4 tel:") + 8);
+    o = run(PROGRAM " --model %s/run/model.bin --train test/reference/tiny/train_*.bin --val "
+                    "test/reference/tiny/val_000000.bin --steps 1 --json", folder);
+    assert_int_equal(o.status, 0);
+    char *val = strstr(o.out, "\"val_loss\":");
+    assert_non_null(val);
+    assert_true(fabs(atof(val + 11) - end) <= 1e-6 * end);
+    o = run(PROGRAM " --config %s/run/options.cfg --out %s/again --export-model %s/model2.bin && "
+                    "cmp %s/run/main.log %s/again/main.log && cmp %s/run/model.bin %s/model2.bin",
+            folder, folder, folder, folder, folder, folder, folder);
+    if (o.status != 0) fail_msg("a repeated run differs: %s%s", o.out, o.err);
+}
+
+static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
+    static Outcome one, five;
+    const char *options = TINY "--val test/reference/tiny/val_000000.bin --batch 4 --steps 1 --val-batches 2 "
+                               "--tokens-per-step 140 --json";
+    one = run(PROGRAM " %s", options);
+    five = run(PROGRAM " %s --ranks 5", options);
+    char *a = strstr(one.out, "\"val_loss\":"), *b = strstr(five.out, "\"val_loss\":");
+    if (!a || !b || atof(a + 11) != atof(b + 11)) fail_msg("expected one validation loss, found\n%s\n%s", one.out, five.out);
+}
+
+static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
+    static const struct {
+        const char *options, *expected;
+    } cases[] = {{"--precision fp32", "16.0 bytes a parameter / 64 ranks"},
+                 {"--precision bf16", "16.0 bytes a parameter / 64 ranks"},
+                 {"--precision fp64-moments", "24.0 bytes a parameter / 64 ranks"},
+                 {"--moment-dtype bf16", "12.0 bytes a parameter / 64 ranks"}};
+    for (auto &c : cases) {
+        static Outcome o;
+        o = run(PROGRAM " --dry-run --ranks 64 --model gpt3:c12288 %s", c.options);
+        char *line = strstr(o.out, c.expected);
+        double padding = 100;
+        if (!line || sscanf(strchr(line, '='), "= %*f MiB, %lf %% padding", &padding) != 1 || padding > 1)
+            fail_msg("expected `%s` and less than 1 %% padding, found: %s", c.expected, o.out);
+    }
+}
+
+int main(void) {
+    snprintf(folder, sizeof folder, "/tmp/test_program.XXXXXX");
+    if (!mkdtemp(folder)) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(bad_options_and_files_end_in_one_line),
+        cmocka_unit_test(bad_shards_end_in_one_line),
+        cmocka_unit_test(forked_ranks_and_mpirun_give_the_same_losses),
+        cmocka_unit_test(threads_and_vector_levels_do_what_they_promise),
+        cmocka_unit_test(a_killed_rank_ends_the_job),
+        cmocka_unit_test(what_a_run_writes_can_be_read_back),
+        cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
+        cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    return (failed == 0 && system(command) != 0) || failed;
+}
