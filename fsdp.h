@@ -92,7 +92,7 @@ typedef struct {
     float *exchange;      // (world, exchange_part): pieces of the own slice from every rank (ordered)
     bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce
     size_t exchange_part;
-    double *sums;  // (3): sum of squares of the gradient, see shard_sum_squares
+    double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
     float *absmax;
 
     FsdpSlot gather_slots[FSDP_MAX_SLOTS], grad_slots[FSDP_MAX_SLOTS];
@@ -245,7 +245,7 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
         buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
         if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
     }
-    buffers_add(b, "gradient", &f->sums, 3 * sizeof(double), "sums of squares");
+    buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
 }
 

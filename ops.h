@@ -93,14 +93,16 @@ static void shard_add_ordered(float *shard, const float *parts, int nparts, size
                               cudaStream_t stream);
 // *max = max(*max, |x[i]|); NaN and infinity give infinity.
 static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stream);
-// Sum of squares of x, added to sums[0..2]; the total is sums[0] + sums[1] + sums[2].
+// Sum of squares of x, added to sums[0..2]; the total is sums[0] + sums[1] + sums[2]. What is behind the third
+// is room for partial sums.
+#define SHARD_SUMS (3 + 3 * 512)
 // absmax == NULL: a plain double sum in a fixed order into sums[0].
 // Else order-free: with M = (*absmax)^2 < 2^e the largest square of all shards together and total_bits =
 // ceil(log2(number of elements of all shards together)), every square is split at the granularities
 // 2^(e + total_bits - 52 + 1), then the next 52 - total_bits - 1 bits, and so on (Demmel & Nguyen 2013, "Fast
 // reproducible floating-point summation"), so that each of the three sums is exact and the total is the same
 // bits however the elements are cut into shards. A zero or non-finite *absmax goes to sums[0] as it is.
-static void shard_sum_squares(double sums[3], const float *x, size_t n, const float *absmax, int total_bits,
+static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n, const float *absmax, int total_bits,
                               cudaStream_t stream);
 
 // ---- AdamW on a piece of a shard (Loshchilov & Hutter 2019), decoupled decay, eps outside the root ---------

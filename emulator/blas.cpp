@@ -1,8 +1,9 @@
-// blas.cpp: cublasLtMatmul on the CPU, for what the program asks of it: fp32 and bf16 matrices in column-major
-// order, fp32 compute, transposes, strided batches, bias, GELU and their gradients in the epilogue.
-// Anything else is an error with a line that names it, never a guess.
+// blas.cpp: cublasLtMatmul on the CPU, for what the program asks of it: fp32 and bf16 matrices in
+// column-major order, fp32 compute, transposes, strided batches, bias, GELU and their gradients in
+// the epilogue. Anything else is an error with a line that names it, never a guess.
 //
-//   D = epilogue(alpha * op(A) op(B) + beta * C), op(A) m x k, op(B) k x n; sums in fp32 in ascending k by blocks.
+//   D = epilogue(alpha * op(A) op(B) + beta * C), op(A) m x k, op(B) k x n; sums in fp32 in
+//   ascending k by blocks.
 #include "core.h"
 
 #include <cstdio>
@@ -32,10 +33,12 @@ struct Layout {
         return ((size_t)(cols - 1) * (size_t)ld + (size_t)rows) * element();
     }
 };
-constexpr uint32_t DEFAULT_ALIGNMENT = 256;  // what cuBLASLt's heuristic assumes of pointers unless told
+constexpr uint32_t DEFAULT_ALIGNMENT =
+    256;  // what cuBLASLt's heuristic assumes of pointers unless told
 struct Preference {
     uint64_t workspace = 0;
-    uint32_t align[4] = {DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT};  // A B C D
+    uint32_t align[4] = {DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT, DEFAULT_ALIGNMENT,
+                         DEFAULT_ALIGNMENT};  // A B C D
 };
 struct Algorithm {  // what cublasLtMatmulAlgo_t's opaque bytes hold
     uint64_t tag, workspace;
@@ -65,11 +68,12 @@ cublasStatus_t invalid(const std::string &what) {
 }
 
 bool has_bias(uint32_t e) {
-    return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    return e == CUBLASLT_EPILOGUE_BIAS || e == CUBLASLT_EPILOGUE_GELU_BIAS ||
+           e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 bool has_gelu(uint32_t e) {
-    return e == CUBLASLT_EPILOGUE_GELU || e == CUBLASLT_EPILOGUE_GELU_AUX || e == CUBLASLT_EPILOGUE_GELU_BIAS ||
-           e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
+    return e == CUBLASLT_EPILOGUE_GELU || e == CUBLASLT_EPILOGUE_GELU_AUX ||
+           e == CUBLASLT_EPILOGUE_GELU_BIAS || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
 }
 bool writes_aux(uint32_t e) {
     return e == CUBLASLT_EPILOGUE_GELU_AUX || e == CUBLASLT_EPILOGUE_GELU_AUX_BIAS;
@@ -78,10 +82,12 @@ bool has_dgelu(uint32_t e) {
     return e == CUBLASLT_EPILOGUE_DGELU || e == CUBLASLT_EPILOGUE_DGELU_BGRAD;
 }
 bool writes_bias(uint32_t e) {
-    return e == CUBLASLT_EPILOGUE_DGELU_BGRAD || e == CUBLASLT_EPILOGUE_BGRADA || e == CUBLASLT_EPILOGUE_BGRADB;
+    return e == CUBLASLT_EPILOGUE_DGELU_BGRAD || e == CUBLASLT_EPILOGUE_BGRADA ||
+           e == CUBLASLT_EPILOGUE_BGRADB;
 }
 bool known_epilogue(uint32_t e) {
-    return e == CUBLASLT_EPILOGUE_DEFAULT || has_bias(e) || has_gelu(e) || has_dgelu(e) || writes_bias(e);
+    return e == CUBLASLT_EPILOGUE_DEFAULT || has_bias(e) || has_gelu(e) || has_dgelu(e) ||
+           writes_bias(e);
 }
 bool known_type(int type) {
     return type == CUDA_R_32F || type == CUDA_R_16BF;
@@ -90,13 +96,17 @@ size_t type_bytes(int type) {
     return type == CUDA_R_32F ? 4 : 2;
 }
 
-// ---- numbers ------------------------------------------------------------------------------------------------
+// ---- numbers
+// ------------------------------------------------------------------------------------------------
 float load(const void *p, int type, size_t i) {
-    return type == CUDA_R_32F ? ((const float *)p)[i] : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
+    return type == CUDA_R_32F ? ((const float *)p)[i]
+                              : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
 }
 void store(void *p, int type, size_t i, float x) {
-    if (type == CUDA_R_32F) ((float *)p)[i] = x;
-    else ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
+    if (type == CUDA_R_32F)
+        ((float *)p)[i] = x;
+    else
+        ((__nv_bfloat16 *)p)[i] = __float2bfloat16_rn(x);
 }
 constexpr float GELU_SCALE = 0.7978845608028654f;  // sqrt(2 / pi)
 float gelu(float x) {
@@ -104,14 +114,17 @@ float gelu(float x) {
 }
 float gelu_slope(float x) {
     float t = tanhf(GELU_SCALE * (x + 0.044715f * x * x * x));
-    return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
+    return 0.5f * (1.0f + t) +
+           0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-// A tile of C is MR x NR: MR rows as vectors, NR columns. Operands are packed in panels of that width, zero filled.
+// A tile of C is MR x NR: MR rows as vectors, NR columns. Operands are packed in panels of that
+// width, zero filled.
 constexpr int VECTOR = 8, MR = 16, NR = 6, KB = 256;
 typedef float Vector __attribute__((vector_size(4 * VECTOR)));
 
-__attribute__((target_clones("avx2,fma", "default"))) void tile(int k, const float *a, const float *b, float *c, size_t ldc) {
+__attribute__((target_clones("avx2,fma", "default"))) void
+tile(int k, const float *a, const float *b, float *c, size_t ldc) {
     static_assert(MR == 2 * VECTOR, "two vectors per column");
     Vector lo[NR] = {}, hi[NR] = {};
     for (int p = 0; p < k; p++, a += MR, b += NR) {
@@ -133,7 +146,8 @@ __attribute__((target_clones("avx2,fma", "default"))) void tile(int k, const flo
 }
 
 // panel[p][i] = element (first + i, p) of a matrix whose element (i, p) is at i*row_step + p*k_step
-void pack(float *panel, int width, int first, int limit, int k, const char *x, int type, size_t row_step, size_t k_step) {
+void pack(float *panel, int width, int first, int limit, int k, const char *x, int type,
+          size_t row_step, size_t k_step) {
     for (int p = 0; p < k; p++)
         for (int i = 0; i < width; i++) {
             size_t at = (size_t)(first + i) * row_step + (size_t)p * k_step;
@@ -154,25 +168,31 @@ void multiply(const Matmul &g, const char *A, const char *B, std::vector<float> 
     std::vector<float> a_panels((size_t)mp * KB), b_panel((size_t)NR * KB);
     for (int k0 = 0; k0 < g.k; k0 += KB) {
         int k = std::min(KB, g.k - k0);
-        const char *a = A + (size_t)k0 * a_k * g.a.element(), *b = B + (size_t)k0 * b_k * g.b.element();
-        for (int i = 0; i < mp; i += MR) pack(&a_panels[(size_t)i * KB], MR, i, g.m, k, a, g.a.type, a_row, a_k);
+        const char *a = A + (size_t)k0 * a_k * g.a.element(),
+                   *b = B + (size_t)k0 * b_k * g.b.element();
+        for (int i = 0; i < mp; i += MR)
+            pack(&a_panels[(size_t)i * KB], MR, i, g.m, k, a, g.a.type, a_row, a_k);
         for (int j = 0; j < np; j += NR) {
             pack(b_panel.data(), NR, j, g.n, k, b, g.b.type, b_col, b_k);
             for (int i = 0; i < mp; i += MR)
-                tile(k, &a_panels[(size_t)i * KB], b_panel.data(), &sum[(size_t)j * ld + (size_t)i], ld);
+                tile(k, &a_panels[(size_t)i * KB], b_panel.data(), &sum[(size_t)j * ld + (size_t)i],
+                     ld);
         }
     }
 }
 
-// ---- epilogue -----------------------------------------------------------------------------------------------
+// ---- epilogue
+// -----------------------------------------------------------------------------------------------
 void finish(const Matmul &g, const char *C, char *D, const std::vector<float> &sum, size_t ld) {
     uint32_t e = g.d.epilogue;
-    int bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type, aux_type = g.d.aux_type < 0 ? g.o.type : g.d.aux_type;
+    int bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type,
+        aux_type = g.d.aux_type < 0 ? g.o.type : g.d.aux_type;
     std::vector<double> row_sum(writes_bias(e) ? (size_t)g.m : 0);
     for (int j = 0; j < g.n; j++)
         for (int i = 0; i < g.m; i++) {
             float x = g.alpha * sum[(size_t)j * ld + (size_t)i];
-            if (g.beta != 0) x += g.beta * load(C, g.c.type, (size_t)j * (size_t)g.c.ld + (size_t)i);
+            if (g.beta != 0)
+                x += g.beta * load(C, g.c.type, (size_t)j * (size_t)g.c.ld + (size_t)i);
             if (has_bias(e)) x += load(g.d.bias, bias_type, (size_t)i);
             size_t aux_at = (size_t)j * (size_t)g.d.aux_ld + (size_t)i;
             if (writes_aux(e)) store(g.d.aux, aux_type, aux_at, x);
@@ -182,7 +202,8 @@ void finish(const Matmul &g, const char *C, char *D, const std::vector<float> &s
             store(D, g.o.type, (size_t)j * (size_t)g.o.ld + (size_t)i, x);
         }
     if (e == CUBLASLT_EPILOGUE_DGELU_BGRAD)
-        for (int i = 0; i < g.m; i++) store(g.d.bias, bias_type, (size_t)i, (float)row_sum[(size_t)i]);
+        for (int i = 0; i < g.m; i++)
+            store(g.d.bias, bias_type, (size_t)i, (float)row_sum[(size_t)i]);
 }
 
 // BGRADA: row sums of op(A); BGRADB: column sums of op(B); both over k
@@ -194,20 +215,26 @@ void input_bias_gradient(const Matmul &g) {
     int bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type;
     for (int i = 0; i < (of_a ? g.m : g.n); i++) {
         double x = 0;
-        for (int p = 0; p < g.k; p++) x += load(of_a ? g.A : g.B, l.type, (size_t)i * outer_step + (size_t)p * k_step);
+        for (int p = 0; p < g.k; p++)
+            x += load(of_a ? g.A : g.B, l.type, (size_t)i * outer_step + (size_t)p * k_step);
         store(g.d.bias, bias_type, (size_t)i, (float)x);
     }
 }
 
 void check_ranges(const Matmul &g, size_t batch) {
     const char *name = g.name.c_str();
-    auto at = [batch](const char *p, const Layout &l) { return p + batch * (size_t)l.stride * l.element(); };
+    auto at = [batch](const char *p, const Layout &l) {
+        return p + batch * (size_t)l.stride * l.element();
+    };
     device_range(name, at(g.A, g.a), g.a.bytes(), false);
     device_range(name, at(g.B, g.b), g.b.bytes(), false);
     if (g.beta != 0) device_range(name, at(g.C, g.c), g.c.bytes(), false);
-    int aux_type = g.d.aux_type < 0 ? g.o.type : g.d.aux_type, bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type;
-    size_t bias_bytes = type_bytes(bias_type) * (size_t)(g.d.epilogue == CUBLASLT_EPILOGUE_BGRADB ? g.n : g.m);
-    size_t aux_bytes = type_bytes(aux_type) * ((size_t)(g.n - 1) * (size_t)g.d.aux_ld + (size_t)g.m);
+    int aux_type = g.d.aux_type < 0 ? g.o.type : g.d.aux_type,
+        bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type;
+    size_t bias_bytes =
+        type_bytes(bias_type) * (size_t)(g.d.epilogue == CUBLASLT_EPILOGUE_BGRADB ? g.n : g.m);
+    size_t aux_bytes =
+        type_bytes(aux_type) * ((size_t)(g.n - 1) * (size_t)g.d.aux_ld + (size_t)g.m);
     if (has_bias(g.d.epilogue)) device_range(name, g.d.bias, bias_bytes, false);
     if (has_dgelu(g.d.epilogue)) device_range(name, g.d.aux, aux_bytes, false);
     device_range(name, at(g.D, g.o), g.o.bytes(), true);
@@ -220,39 +247,53 @@ void run(const Matmul &g) {
     std::vector<float> sum(ld * (size_t)round_up(g.n, NR));
     for (int batch = 0; batch < g.o.batch; batch++) {
         check_ranges(g, (size_t)batch);
-        auto step = [batch](const Layout &l) { return (size_t)batch * (size_t)l.stride * l.element(); };
+        auto step = [batch](const Layout &l) {
+            return (size_t)batch * (size_t)l.stride * l.element();
+        };
         std::fill(sum.begin(), sum.end(), 0.0f);
         multiply(g, g.A + step(g.a), g.B + step(g.b), sum, ld);
         finish(g, g.C + step(g.c), g.D + step(g.o), sum, ld);
     }
-    if (g.d.epilogue == CUBLASLT_EPILOGUE_BGRADA || g.d.epilogue == CUBLASLT_EPILOGUE_BGRADB) input_bias_gradient(g);
+    if (g.d.epilogue == CUBLASLT_EPILOGUE_BGRADA || g.d.epilogue == CUBLASLT_EPILOGUE_BGRADB)
+        input_bias_gradient(g);
     check_red_zones(g.name.c_str());
 }
 
-// ---- checks at the call ------------------------------------------------------------------------------------
-cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, const Layout &c, const Layout &o) {
+// ---- checks at the call
+// ------------------------------------------------------------------------------------
+cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, const Layout &c,
+                     const Layout &o) {
     if (!known_epilogue(d.epilogue)) return unsupported("epilogue", d.epilogue);
     bool same_inputs = a.type == b.type, mixed = a.type == CUDA_R_16BF && o.type == CUDA_R_32F;
-    if (!same_inputs || c.type != o.type || !(a.type == o.type || mixed)) return unsupported("combination of types with D", o.type);
+    if (!same_inputs || c.type != o.type || !(a.type == o.type || mixed))
+        return unsupported("combination of types with D", o.type);
     auto rows = [](const Layout &l, int trans) { return trans == CUBLAS_OP_N ? l.rows : l.cols; };
     auto cols = [](const Layout &l, int trans) { return trans == CUBLAS_OP_N ? l.cols : l.rows; };
     uint64_t k = cols(a, d.transA);
-    if (rows(a, d.transA) != o.rows || cols(b, d.transB) != o.cols || rows(b, d.transB) != k || c.rows != o.rows ||
-        c.cols != o.cols)
-        return invalid(text("shapes do not fit: op(A) %lu x %lu, op(B) %lu x %lu, C %lu x %lu, D %lu x %lu",
-                            rows(a, d.transA), k, rows(b, d.transB), cols(b, d.transB), c.rows, c.cols, o.rows, o.cols));
+    if (rows(a, d.transA) != o.rows || cols(b, d.transB) != o.cols || rows(b, d.transB) != k ||
+        c.rows != o.rows || c.cols != o.cols)
+        return invalid(
+            text("shapes do not fit: op(A) %lu x %lu, op(B) %lu x %lu, C %lu x %lu, D %lu x %lu",
+                 rows(a, d.transA), k, rows(b, d.transB), cols(b, d.transB), c.rows, c.cols, o.rows,
+                 o.cols));
     for (const Layout *l : {&a, &b, &c, &o})
-        if (l->ld < (int64_t)l->rows || l->batch != o.batch || l->batch < 1 || l->rows < 1 || l->cols < 1)
-            return invalid("a layout is empty, or its leading dimension or batch count does not fit");
+        if (l->ld < (int64_t)l->rows || l->batch != o.batch || l->batch < 1 || l->rows < 1 ||
+            l->cols < 1)
+            return invalid(
+                "a layout is empty, or its leading dimension or batch count does not fit");
     bool aux = writes_aux(d.epilogue) || has_dgelu(d.epilogue);
     if (aux && (!d.aux || (size_t)d.aux % 16 || d.aux_ld % 8 || d.aux_ld < (int64_t)o.rows))
-        return invalid(text("epilogue aux: pointer %p must be 16-byte aligned, leading dimension %ld a multiple of 8 and at "
+        return invalid(text("epilogue aux: pointer %p must be 16-byte aligned, leading dimension "
+                            "%ld a multiple of 8 and at "
                             "least %lu",
                             d.aux, (long)d.aux_ld, o.rows));
-    if ((has_bias(d.epilogue) || writes_bias(d.epilogue)) && !d.bias) return invalid("epilogue without a bias pointer");
-    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && o.batch > 1) return unsupported("batched matmul with epilogue", d.epilogue);
+    if ((has_bias(d.epilogue) || writes_bias(d.epilogue)) && !d.bias)
+        return invalid("epilogue without a bias pointer");
+    if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && o.batch > 1)
+        return unsupported("batched matmul with epilogue", d.epilogue);
     if (d.aux_type >= 0 && d.aux_type != o.type) return unsupported("aux type", d.aux_type);
-    if (d.bias_type >= 0 && d.bias_type != o.type && d.bias_type != a.type) return unsupported("bias type", d.bias_type);
+    if (d.bias_type >= 0 && d.bias_type != o.type && d.bias_type != a.type)
+        return unsupported("bias type", d.bias_type);
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -261,13 +302,14 @@ cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, cons
 
 using namespace emu;
 
-#define MAY_FAIL(code)                                                                                                 \
+#define MAY_FAIL(code)                                                                             \
     if (int error = injected_failure(__func__, code)) return (cublasStatus_t)error
-#define TAKE(field)                                                                                                    \
-    do {                                                                                                               \
-        if (bytes != sizeof(field)) return invalid(text("attribute %d: size %zu", (int)attribute, bytes));             \
-        memcpy(&(field), value, bytes);                                                                                \
-        return CUBLAS_STATUS_SUCCESS;                                                                                  \
+#define TAKE(field)                                                                                \
+    do {                                                                                           \
+        if (bytes != sizeof(field))                                                                \
+            return invalid(text("attribute %d: size %zu", (int)attribute, bytes));                 \
+        memcpy(&(field), value, bytes);                                                            \
+        return CUBLAS_STATUS_SUCCESS;                                                              \
     } while (0)
 
 extern "C" {
@@ -285,7 +327,7 @@ size_t cublasLtGetVersion() {
     return CUBLAS_VERSION;
 }
 const char *cublasLtGetStatusName(cublasStatus_t status) {
-#define NAME(s)                                                                                                        \
+#define NAME(s)                                                                                    \
     if (status == s) return #s;
     NAME(CUBLAS_STATUS_SUCCESS)
     NAME(CUBLAS_STATUS_NOT_INITIALIZED)
@@ -301,9 +343,11 @@ const char *cublasLtGetStatusString(cublasStatus_t status) {
     return cublasLtGetStatusName(status);
 }
 
-cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute, cudaDataType_t scale) {
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeType_t compute,
+                                        cudaDataType_t scale) {
     MAY_FAIL(CUBLAS_STATUS_ALLOC_FAILED);
-    if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32) return unsupported("compute type", compute);
+    if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32)
+        return unsupported("compute type", compute);
     if (scale != CUDA_R_32F) return unsupported("scale type", scale);
     *d = (cublasLtMatmulDesc_t) new Descriptor;
     return CUBLAS_STATUS_SUCCESS;
@@ -312,24 +356,34 @@ cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {
     delete (Descriptor *)d;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t attribute,
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t desc,
+                                              cublasLtMatmulDescAttributes_t attribute,
                                               const void *value, size_t bytes) {
     MAY_FAIL(CUBLAS_STATUS_INVALID_VALUE);
     Descriptor *d = (Descriptor *)desc;
     switch (attribute) {
-    case CUBLASLT_MATMUL_DESC_TRANSA: TAKE(d->transA);
-    case CUBLASLT_MATMUL_DESC_TRANSB: TAKE(d->transB);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE: TAKE(d->epilogue);
-    case CUBLASLT_MATMUL_DESC_BIAS_POINTER: TAKE(d->bias);
-    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE: TAKE(d->bias_type);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER: TAKE(d->aux);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD: TAKE(d->aux_ld);
-    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE: TAKE(d->aux_type);
-    default: return unsupported("matmul attribute", attribute);
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        TAKE(d->transA);
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        TAKE(d->transB);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        TAKE(d->epilogue);
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        TAKE(d->bias);
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        TAKE(d->bias_type);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER:
+        TAKE(d->aux);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD:
+        TAKE(d->aux_ld);
+    case CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_DATA_TYPE:
+        TAKE(d->aux_type);
+    default:
+        return unsupported("matmul attribute", attribute);
     }
 }
-cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type, uint64_t rows, uint64_t cols,
-                                          int64_t ld) {
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *l, cudaDataType type,
+                                          uint64_t rows, uint64_t cols, int64_t ld) {
     MAY_FAIL(CUBLAS_STATUS_ALLOC_FAILED);
     if (!known_type(type)) return unsupported("matrix type", type);
     *l = (cublasLtMatrixLayout_t) new Layout{type, rows, cols, ld};
@@ -339,13 +393,17 @@ cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l) {
     delete (Layout *)l;
     return CUBLAS_STATUS_SUCCESS;
 }
-cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout, cublasLtMatrixLayoutAttribute_t attribute,
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t layout,
+                                                cublasLtMatrixLayoutAttribute_t attribute,
                                                 const void *value, size_t bytes) {
     Layout *l = (Layout *)layout;
     switch (attribute) {
-    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT: TAKE(l->batch);
-    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET: TAKE(l->stride);
-    default: return unsupported("layout attribute", attribute);
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        TAKE(l->batch);
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        TAKE(l->stride);
+    default:
+        return unsupported("layout attribute", attribute);
     }
 }
 cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *p) {
@@ -358,31 +416,42 @@ cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t p) {
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t preference,
-                                                    cublasLtMatmulPreferenceAttributes_t attribute, const void *value,
-                                                    size_t bytes) {
+                                                    cublasLtMatmulPreferenceAttributes_t attribute,
+                                                    const void *value, size_t bytes) {
     Preference *p = (Preference *)preference;
     switch (attribute) {
-    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES: TAKE(p->workspace);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES: TAKE(p->align[0]);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES: TAKE(p->align[1]);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES: TAKE(p->align[2]);
-    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES: TAKE(p->align[3]);
-    default: return unsupported("preference", attribute);
+    case CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES:
+        TAKE(p->workspace);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES:
+        TAKE(p->align[0]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES:
+        TAKE(p->align[1]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES:
+        TAKE(p->align[2]);
+    case CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES:
+        TAKE(p->align[3]);
+    default:
+        return unsupported("preference", attribute);
     }
 }
 
-// One result. It claims the whole workspace it was offered, so that the program must pass one as large.
-cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d, cublasLtMatrixLayout_t a,
-                                              cublasLtMatrixLayout_t b, cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o,
+// One result. It claims the whole workspace it was offered, so that the program must pass one as
+// large.
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
+                                              cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
+                                              cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o,
                                               cublasLtMatmulPreference_t preference, int wanted,
-                                              cublasLtMatmulHeuristicResult_t results[], int *found) {
+                                              cublasLtMatmulHeuristicResult_t results[],
+                                              int *found) {
     MAY_FAIL(CUBLAS_STATUS_NOT_SUPPORTED);
     *found = 0;
     if (wanted < 1) return invalid("no room for a heuristic result");
-    cublasStatus_t status = check(*(Descriptor *)d, *(Layout *)a, *(Layout *)b, *(Layout *)c, *(Layout *)o);
+    cublasStatus_t status =
+        check(*(Descriptor *)d, *(Layout *)a, *(Layout *)b, *(Layout *)c, *(Layout *)o);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const Preference *p = (const Preference *)preference;
-    Algorithm algorithm = {ALGORITHM_TAG, p->workspace, {p->align[0], p->align[1], p->align[2], p->align[3]}};
+    Algorithm algorithm = {
+        ALGORITHM_TAG, p->workspace, {p->align[0], p->align[1], p->align[2], p->align[3]}};
     memset(&results[0], 0, sizeof results[0]);
     memcpy(&results[0].algo, &algorithm, sizeof algorithm);
     results[0].workspaceSize = p->workspace;
@@ -392,13 +461,28 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
     return CUBLAS_STATUS_SUCCESS;
 }
 
-cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha, const void *A,
-                              cublasLtMatrixLayout_t a, const void *B, cublasLtMatrixLayout_t b, const void *beta,
-                              const void *C, cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t o,
-                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspace_bytes, cudaStream_t stream) {
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const void *alpha,
+                              const void *A, cublasLtMatrixLayout_t a, const void *B,
+                              cublasLtMatrixLayout_t b, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t c, void *D, cublasLtMatrixLayout_t o,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace,
+                              size_t workspace_bytes, cudaStream_t stream) {
     MAY_FAIL(CUBLAS_STATUS_EXECUTION_FAILED);
-    Matmul g = {*(Descriptor *)desc, *(Layout *)a, *(Layout *)b, *(Layout *)c, *(Layout *)o, (const char *)A,
-                (const char *)B, (const char *)C, (char *)D, *(const float *)alpha, *(const float *)beta, 0, 0, 0, ""};
+    Matmul g = {*(Descriptor *)desc,
+                *(Layout *)a,
+                *(Layout *)b,
+                *(Layout *)c,
+                *(Layout *)o,
+                (const char *)A,
+                (const char *)B,
+                (const char *)C,
+                (char *)D,
+                *(const float *)alpha,
+                *(const float *)beta,
+                0,
+                0,
+                0,
+                ""};
     cublasStatus_t status = check(g.d, g.a, g.b, g.c, g.o);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     g.m = (int)g.o.rows;
@@ -411,12 +495,17 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     const void *operand[4] = {A, B, C, D};
     for (int i = 0; i < 4; i++)
         if (operand[i] && (size_t)operand[i] % algorithm.align[i])
-            return invalid(text("%c = %p is not aligned to %u bytes, which the algorithm was chosen for", "ABCD"[i], operand[i],
-                                algorithm.align[i]));
-    if (algorithm.workspace > workspace_bytes) return invalid(text("workspace of %zu bytes, the algorithm needs %lu", workspace_bytes, (unsigned long)algorithm.workspace));
+            return invalid(
+                text("%c = %p is not aligned to %u bytes, which the algorithm was chosen for",
+                     "ABCD"[i], operand[i], algorithm.align[i]));
+    if (algorithm.workspace > workspace_bytes)
+        return invalid(text("workspace of %zu bytes, the algorithm needs %lu", workspace_bytes,
+                            (unsigned long)algorithm.workspace));
     enqueue(stream_of(stream), {g.name,
                                 [g, workspace, workspace_bytes] {
-                                    if (workspace_bytes) device_range(g.name.c_str(), workspace, workspace_bytes, true);
+                                    if (workspace_bytes)
+                                        device_range(g.name.c_str(), workspace, workspace_bytes,
+                                                     true);
                                     run(g);
                                 },
                                 nullptr,

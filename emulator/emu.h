@@ -1,8 +1,9 @@
 // emu.h: the CUDA device language as plain C++, for kernels that run on the CPU.
 //
-// Force-included before every converted source (g++ -include emulator/emu.h); production code never names
-// it. NVIDIA's own headers stay in use: here are only the things that need nvcc. Device functions run on
-// fibers (fibers.cpp), one block at a time. README.md says what is modelled and what is not.
+// Force-included before every converted source (g++ -include emulator/emu.h); production code never
+// names it. NVIDIA's own headers stay in use: here are only the things that need nvcc. Device
+// functions run on fibers (fibers.cpp), one block at a time. README.md says what is modelled and
+// what is not.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -32,8 +33,8 @@
 #define __forceinline__ inline __attribute__((always_inline))
 #define __noinline__ __attribute__((noinline))
 
-// The host program calls this in its own waiting loops (shared memory, MPI tests): runs at most one pending
-// device operation and never blocks, so that ranks that wait for this one get on.
+// The host program calls this in its own waiting loops (shared memory, MPI tests): runs at most one
+// pending device operation and never blocks, so that ranks that wait for this one get on.
 extern "C" void emu_progress(void);
 
 namespace emu {
@@ -56,7 +57,8 @@ extern Context ctx;
 
 [[noreturn]] void device_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- barriers and warp operations ---------------------------------------------------------------------
+// ---- barriers and warp operations
+// ---------------------------------------------------------------------
 enum BarrierVote { VOTE_OR, VOTE_AND, VOTE_COUNT };
 void barrier(Site site);
 int barrier_vote(int predicate, BarrierVote vote, Site site);
@@ -72,7 +74,8 @@ struct WarpOp {
     void (*compute)(WarpLane *lanes, uint32_t members);
 };
 extern const WarpOp warp_sync, warp_shuffle, warp_ballot, warp_match, warp_mma, warp_ldmatrix;
-extern const WarpOp warp_add, warp_min, warp_max, warp_min_unsigned, warp_max_unsigned, warp_and, warp_or, warp_xor;
+extern const WarpOp warp_add, warp_min, warp_max, warp_min_unsigned, warp_max_unsigned, warp_and,
+    warp_or, warp_xor;
 struct WarpData {
     const void *in;
     size_t in_bytes;
@@ -85,9 +88,12 @@ void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site s
 enum Shuffle { SHUFFLE_INDEX, SHUFFLE_UP, SHUFFLE_DOWN, SHUFFLE_XOR };
 int shuffle_source(Shuffle kind, int argument, int width);
 
-template <class T> T shuffle(Shuffle kind, unsigned mask, T value, int argument, int width, Site site) {
+template <class T>
+T shuffle(Shuffle kind, unsigned mask, T value, int argument, int width, Site site) {
     static_assert(sizeof(T) <= 16, "a shuffle moves at most 16 bytes");
-    warp_exchange(warp_shuffle, mask, {&value, sizeof(T), &value, sizeof(T), shuffle_source(kind, argument, width)}, site);
+    warp_exchange(warp_shuffle, mask,
+                  {&value, sizeof(T), &value, sizeof(T), shuffle_source(kind, argument, width)},
+                  site);
     return value;
 }
 template <class T> T warp_reduce(const WarpOp &op, unsigned mask, T value, Site site) {
@@ -96,8 +102,10 @@ template <class T> T warp_reduce(const WarpOp &op, unsigned mask, T value, Site 
     return value;
 }
 
-// ---- memory -------------------------------------------------------------------------------------------
-// The race build reports accesses through the compiler's callbacks; these are for accesses it cannot see.
+// ---- memory
+// ------------------------------------------------------------------------------------------- The
+// race build reports accesses through the compiler's callbacks; these are for accesses it cannot
+// see.
 void note_access(const void *p, size_t bytes, bool write);
 void note_atomic(const void *p, size_t bytes);
 void note_fence(void);
@@ -118,7 +126,8 @@ template <class T, class F> EMU_UNCHECKED T read_modify_write(T *p, F f) {
     return old;
 }
 
-// ---- launches: kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel, ...)(args) ----------
+// ---- launches: kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel,
+// ...)(args) ----------
 struct LaunchConfig {
     dim3 grid, block;
     size_t dynamic_bytes;
@@ -138,8 +147,7 @@ void launch(std::shared_ptr<Kernel> kernel);
 template <class... P> struct BoundKernel : Kernel {
     void (*entry)(P...);
     std::tuple<P...> arguments;  // copied at launch, as CUDA does
-    BoundKernel(void (*e)(P...), P... a) : entry(e), arguments(a...) {
-    }
+    BoundKernel(void (*e)(P...), P... a) : entry(e), arguments(a...) {}
     void run_thread() override {
         std::apply(entry, arguments);
     }
@@ -158,7 +166,8 @@ template <class... P> struct Launcher {
 struct Named {
     const char *name;
     Site site;
-    LaunchConfig operator()(dim3 grid, dim3 block, size_t bytes = 0, cudaStream_t stream = nullptr) const {
+    LaunchConfig operator()(dim3 grid, dim3 block, size_t bytes = 0,
+                            cudaStream_t stream = nullptr) const {
         return {grid, block, bytes, stream, name, site};
     }
 };
@@ -166,12 +175,13 @@ template <class... P> Launcher<P...> launcher(void (*entry)(P...), LaunchConfig 
     return {config, entry};
 }
 #define EMU_STRIP(...) __VA_ARGS__
-#define EMU_LAUNCH(kernel, ...)                                                                                        \
+#define EMU_LAUNCH(kernel, ...)                                                                    \
     emu::launcher(EMU_STRIP kernel, emu::Named{#kernel, {__FILE__, __LINE__}}(__VA_ARGS__))
 
 }  // namespace emu
 
-// ---- built-in variables and functions --------------------------------------------------------------------
+// ---- built-in variables and functions
+// --------------------------------------------------------------------
 #define threadIdx (emu::ctx.thread)
 #define blockIdx (emu::ctx.block)
 #define blockDim (emu::ctx.block_dim)
@@ -199,7 +209,8 @@ template <class T> T __shfl_sync(unsigned mask, T v, int lane, int width = 32, E
 template <class T> T __shfl_up_sync(unsigned mask, T v, unsigned delta, int width = 32, EMU_SITE) {
     return emu::shuffle(emu::SHUFFLE_UP, mask, v, (int)delta, width, {file, line});
 }
-template <class T> T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, EMU_SITE) {
+template <class T>
+T __shfl_down_sync(unsigned mask, T v, unsigned delta, int width = 32, EMU_SITE) {
     return emu::shuffle(emu::SHUFFLE_DOWN, mask, v, (int)delta, width, {file, line});
 }
 template <class T> T __shfl_xor_sync(unsigned mask, T v, int lanes, int width = 32, EMU_SITE) {
@@ -222,9 +233,9 @@ template <class T> unsigned __match_any_sync(unsigned mask, T v, EMU_SITE) {
     emu::warp_exchange(emu::warp_match, mask, {&bits, 8, &same, 4, 0}, {file, line});
     return same;
 }
-#define EMU_REDUCE(name, T, op)                                                                                        \
-    inline T name(unsigned mask, T v, EMU_SITE) {                                                                      \
-        return emu::warp_reduce(emu::op, mask, v, {file, line});                                                       \
+#define EMU_REDUCE(name, T, op)                                                                    \
+    inline T name(unsigned mask, T v, EMU_SITE) {                                                  \
+        return emu::warp_reduce(emu::op, mask, v, {file, line});                                   \
     }
 EMU_REDUCE(__reduce_add_sync, int, warp_add)
 EMU_REDUCE(__reduce_add_sync, unsigned, warp_add)
@@ -239,18 +250,18 @@ EMU_REDUCE(__reduce_xor_sync, unsigned, warp_xor)
 inline void __threadfence() {
     emu::note_fence();
 }
-inline void __threadfence_block() {
-}
+inline void __threadfence_block() {}
 #define __trap() emu::device_error("__trap at %s:%d", __FILE__, __LINE__)
 
-// ---- loads and stores with a cache hint ------------------------------------------------------------------
-#define EMU_LOAD(name)                                                                                                 \
-    template <class T> inline T name(const T *p) {                                                                     \
-        return *p;                                                                                                     \
+// ---- loads and stores with a cache hint
+// ------------------------------------------------------------------
+#define EMU_LOAD(name)                                                                             \
+    template <class T> inline T name(const T *p) {                                                 \
+        return *p;                                                                                 \
     }
-#define EMU_STORE(name)                                                                                                \
-    template <class T> inline void name(T *p, std::common_type_t<T> v) {                                               \
-        *p = v;                                                                                                        \
+#define EMU_STORE(name)                                                                            \
+    template <class T> inline void name(T *p, std::common_type_t<T> v) {                           \
+        *p = v;                                                                                    \
     }
 EMU_LOAD(__ldg)
 EMU_LOAD(__ldca)
@@ -263,14 +274,15 @@ EMU_STORE(__stcg)
 EMU_STORE(__stcs)
 EMU_STORE(__stwt)
 
-// ---- atomics -------------------------------------------------------------------------------------------
-#define EMU_ATOMIC(name, T, expression)                                                                                \
-    inline T name(T *p, T v) {                                                                                         \
-        return emu::read_modify_write(p, [v](T old) -> T { return expression; });                                      \
+// ---- atomics
+// -------------------------------------------------------------------------------------------
+#define EMU_ATOMIC(name, T, expression)                                                            \
+    inline T name(T *p, T v) {                                                                     \
+        return emu::read_modify_write(p, [v](T old) -> T { return expression; });                  \
     }
-#define EMU_ATOMIC_INTEGERS(name, expression)                                                                          \
-    EMU_ATOMIC(name, int, expression)                                                                                  \
-    EMU_ATOMIC(name, unsigned, expression)                                                                             \
+#define EMU_ATOMIC_INTEGERS(name, expression)                                                      \
+    EMU_ATOMIC(name, int, expression)                                                              \
+    EMU_ATOMIC(name, unsigned, expression)                                                         \
     EMU_ATOMIC(name, unsigned long long, expression)
 EMU_ATOMIC_INTEGERS(atomicAdd, old + v)
 EMU_ATOMIC(atomicAdd, float, old + v)
@@ -279,22 +291,23 @@ EMU_ATOMIC(atomicSub, int, old - v)
 EMU_ATOMIC(atomicSub, unsigned, old - v)
 EMU_ATOMIC_INTEGERS(atomicMin, v < old ? v : old)
 EMU_ATOMIC_INTEGERS(atomicMax, v > old ? v : old)
-EMU_ATOMIC_INTEGERS(atomicAnd, old & v)
+EMU_ATOMIC_INTEGERS(atomicAnd, old &v)
 EMU_ATOMIC_INTEGERS(atomicOr, old | v)
 EMU_ATOMIC_INTEGERS(atomicXor, old ^ v)
 EMU_ATOMIC_INTEGERS(atomicExch, ((void)old, v))
 EMU_ATOMIC(atomicExch, float, ((void)old, v))
 EMU_ATOMIC(atomicInc, unsigned, old >= v ? 0u : old + 1)
-#define EMU_ATOMIC_CAS(T)                                                                                              \
-    inline T atomicCAS(T *p, T compare, T v) {                                                                         \
-        return emu::read_modify_write(p, [=](T old) -> T { return old == compare ? v : old; });                        \
+#define EMU_ATOMIC_CAS(T)                                                                          \
+    inline T atomicCAS(T *p, T compare, T v) {                                                     \
+        return emu::read_modify_write(p, [=](T old) -> T { return old == compare ? v : old; });    \
     }
 EMU_ATOMIC_CAS(int)
 EMU_ATOMIC_CAS(unsigned)
 EMU_ATOMIC_CAS(unsigned long long)
 
-// ---- arithmetic ------------------------------------------------------------------------------------------
-// Fast forms are evaluated exactly; nothing is contracted to fma unless written so.
+// ---- arithmetic
+// ------------------------------------------------------------------------------------------ Fast
+// forms are evaluated exactly; nothing is contracted to fma unless written so.
 template <class To, class From> inline To emu_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
@@ -416,15 +429,20 @@ template <class A, class B> inline std::common_type_t<A, B> max(A a, B b) {
     return b > a ? b : a;
 }
 
-// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only ------------------------
-template <class... P> inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute a, int value) {
+// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only
+// ------------------------
+template <class... P>
+inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute a, int value) {
     return cudaFuncSetAttribute((const void *)kernel, a, value);
 }
-template <class... P> inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, void (*kernel)(P...)) {
+template <class... P>
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, void (*kernel)(P...)) {
     return cudaFuncGetAttributes(attributes, (const void *)kernel);
 }
 template <class... P>
-inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...), int block_size,
+inline cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void (*kernel)(P...),
+                                                                 int block_size,
                                                                  size_t dynamic_bytes) {
-    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, (const void *)kernel, block_size, dynamic_bytes);
+    return cudaOccupancyMaxActiveBlocksPerMultiprocessor(blocks, (const void *)kernel, block_size,
+                                                         dynamic_bytes);
 }

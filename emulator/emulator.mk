@@ -26,7 +26,7 @@ EMU_COMPILE_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undef
 EMU_COMPILE_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -DEMU_RACE \
 	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
 EMU_LDFLAGS_asan := -fsanitize=address,undefined
-EMU_LDLIBS := -lstdc++ -lm
+EMU_LDLIBS := -lstdc++ -lm -lpthread
 
 # ---- the library: never instrumented itself -----------------------------------------------------------------
 define emu_library
@@ -54,6 +54,11 @@ $$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
 		--redefine-sym memset=emu_memset $$@)
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call emu_compile,$(v))))
+
+# ---- the program's sources call only what emulator/api.txt lists -----------------------------------------------
+check-cuda-api:
+	python3 emulator/check_api.py $(filter-out emulator/% test/%,$(EMU_MIRRORED))
+.PHONY: check-cuda-api
 
 # ---- the emulator's own tests ---------------------------------------------------------------------------------
 EMU_TESTS := device faults streams blas

@@ -1,14 +1,15 @@
 // fibers.cpp: runs the threads of a block as fibers on one operating-system thread: barriers, warp
 // collectives, cp.async, deadlock and divergence reports, the watchdog.
 //
-// A "worker" fiber runs thread after thread; only a thread that blocks keeps its stack, and the next unstarted
-// thread then gets a fresh fiber. A kernel without barriers is so a plain loop on one stack.
-// The order of threads is a setting: each order finds missing barriers that the others miss.
+// A "worker" fiber runs thread after thread; only a thread that blocks keeps its stack, and the
+// next unstarted thread then gets a fresh fiber. A kernel without barriers is so a plain loop on
+// one stack. The order of threads is a setting: each order finds missing barriers that the others
+// miss.
 #include "core.h"
 
+#include <csignal>
 #include <cstdio>
 #include <cstdlib>
-#include <csignal>
 #include <sys/mman.h>
 #include <sys/time.h>
 #include <unistd.h>
@@ -28,6 +29,7 @@ namespace emu {
 
 Context ctx;
 Kernel *running;
+thread_local bool runs_kernels;
 const void *last_access_pc;
 
 #ifdef EMU_ASAN
@@ -87,9 +89,10 @@ static struct Block {
 } block;
 static Random random_order;
 
-// ---- switching ------------------------------------------------------------------------------------------
-// Saves rbp, the resume address and the stack pointer; the clobber list makes the compiler save the rest. The
-// jump at the end (no ret) keeps the processor's return stack balanced. Needs -mno-red-zone.
+// ---- switching
+// ------------------------------------------------------------------------------------------ Saves
+// rbp, the resume address and the stack pointer; the clobber list makes the compiler save the rest.
+// The jump at the end (no ret) keeps the processor's return stack balanced. Needs -mno-red-zone.
 static inline __attribute__((always_inline)) void switch_stacks(void **save, void *load) {
     asm volatile("leaq 1f(%%rip), %%rax\n\t"
                  "pushq %%rbp\n\t"
@@ -102,9 +105,9 @@ static inline __attribute__((always_inline)) void switch_stacks(void **save, voi
                  "1:\n"
                  : "+D"(save), "+S"(load)
                  :
-                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15", "memory", "cc",
-                   "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7", "xmm8", "xmm9", "xmm10", "xmm11",
-                   "xmm12", "xmm13", "xmm14", "xmm15");
+                 : "rax", "rbx", "rcx", "rdx", "r8", "r9", "r10", "r11", "r12", "r13", "r14", "r15",
+                   "memory", "cc", "xmm0", "xmm1", "xmm2", "xmm3", "xmm4", "xmm5", "xmm6", "xmm7",
+                   "xmm8", "xmm9", "xmm10", "xmm11", "xmm12", "xmm13", "xmm14", "xmm15");
 }
 
 static void switch_to(Fiber *to) {
@@ -145,7 +148,8 @@ static Fiber *get_fiber() {
     Fiber *f = new Fiber;
     char *m = (char *)mmap(nullptr, STACK_BYTES + PAGE, PROT_READ | PROT_WRITE,
                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (m == MAP_FAILED || mprotect(m, PAGE, PROT_NONE)) fatal("no memory for the stack of a device thread");
+    if (m == MAP_FAILED || mprotect(m, PAGE, PROT_NONE))
+        fatal("no memory for the stack of a device thread");
     f->stack = m + PAGE;
     f->bytes = STACK_BYTES;
     void **sp = (void **)(f->stack + STACK_BYTES - 64);
@@ -161,8 +165,9 @@ bool on_own_stack(const void *p) {
     return a >= block.current->stack && a < block.current->stack + block.current->bytes;
 }
 
-// ---- which thread next -------------------------------------------------------------------------------------
-// Sticky runs on in one direction and now and then jumps to a random lane and chooses a direction anew.
+// ---- which thread next
+// ------------------------------------------------------------------------------------- Sticky runs
+// on in one direction and now and then jumps to a random lane and chooses a direction anew.
 static int pick_up(uint32_t set, int after) {
     uint32_t higher = after >= 31 ? 0 : set & (~0u << (after + 1));
     return __builtin_ctz(higher ? higher : set);
@@ -176,10 +181,14 @@ static int pick_random(uint32_t set) {
 }
 static int pick(uint32_t set, int after) {
     switch (block.order) {
-    case ASCENDING: return pick_up(set, after);
-    case DESCENDING: return pick_down(set, after);
-    case RANDOM_LANE: return pick_random(set);
-    default: break;
+    case ASCENDING:
+        return pick_up(set, after);
+    case DESCENDING:
+        return pick_down(set, after);
+    case RANDOM_LANE:
+        return pick_random(set);
+    default:
+        break;
     }
     if ((block.steps++ & 31) == 0) {
         block.downwards = random_order.next() & 1;
@@ -190,7 +199,8 @@ static int pick(uint32_t set, int after) {
 
 static int pick_warp() {
     bool can_stay = block.ready >> block.warp & 1;
-    if (block.order == RANDOM_LANE || (block.order == STICKY && (block.steps & 63) == 0)) can_stay = false;
+    if (block.order == RANDOM_LANE || (block.order == STICKY && (block.steps & 63) == 0))
+        can_stay = false;
     return can_stay ? block.warp : pick(block.ready, block.warp);
 }
 
@@ -203,21 +213,22 @@ static void make_ready(int warp, uint32_t lanes) {
 static void report_deadlock() {
     std::string waits;
     if (block.arrived)
-        waits += text("; %d of %d live threads wait at __syncthreads %s:%d", block.arrived, block.alive,
-                      block.barrier_site.file, block.barrier_site.line);
+        waits += text("; %d of %d live threads wait at __syncthreads %s:%d", block.arrived,
+                      block.alive, block.barrier_site.file, block.barrier_site.line);
     int shown = 0;
     for (int i = 0; i < block.warps && shown < 4; i++) {
         const Warp &w = block.w[i];
         if (!w.waiting) continue;
         int l = __builtin_ctz(w.waiting);
-        waits += text("; warp %d: lanes %08x wait at %s %s:%d, whose mask is %08x", i, w.waiting, w.op[l]->name,
-                      w.site[l].file, w.site[l].line, w.mask[l]);
+        waits += text("; warp %d: lanes %08x wait at %s %s:%d, whose mask is %08x", i, w.waiting,
+                      w.op[l]->name, w.site[l].file, w.site[l].line, w.mask[l]);
         shown++;
     }
     device_error("deadlock, no thread can run%s", waits.c_str());
 }
 
-// Runs another thread. finished: the current thread has ended and its fiber is free for the next one.
+// Runs another thread. finished: the current thread has ended and its fiber is free for the next
+// one.
 static void schedule(bool finished) {
     Fiber *me = block.current;
     if (!block.ready) {
@@ -247,7 +258,8 @@ static void schedule(bool finished) {
     }
 }
 
-// ---- barriers ------------------------------------------------------------------------------------------
+// ---- barriers
+// ------------------------------------------------------------------------------------------
 static void release_barrier() {
     block.arrived = 0;
     if (race_detector) race_detector->barrier();
@@ -264,8 +276,9 @@ void barrier(Site site) {
         block.barrier_site = site;
         block.barrier_first = thread;
     } else if (block.barrier_site.line != site.line || strcmp(block.barrier_site.file, site.file)) {
-        device_error("divergent __syncthreads: thread %d waits at %s:%d, thread %d at %s:%d", block.barrier_first,
-                     block.barrier_site.file, block.barrier_site.line, thread, site.file, site.line);
+        device_error("divergent __syncthreads: thread %d waits at %s:%d, thread %d at %s:%d",
+                     block.barrier_first, block.barrier_site.file, block.barrier_site.line, thread,
+                     site.file, site.line);
     }
     if (++block.arrived == block.alive) {  // the last one goes on
         release_barrier();
@@ -285,18 +298,19 @@ int barrier_vote(int predicate, BarrierVote vote, Site site) {
     return vote == VOTE_OR ? count > 0 : vote == VOTE_AND ? count == alive : count;
 }
 
-// ---- warp operations ----------------------------------------------------------------------------------------
-static void nothing(WarpLane *, uint32_t) {
-}
-#define FOR_LANES(i, set)                                                                                              \
-    for (uint32_t rest_ = set; rest_; rest_ &= rest_ - 1)                                                              \
+// ---- warp operations
+// ----------------------------------------------------------------------------------------
+static void nothing(WarpLane *, uint32_t) {}
+#define FOR_LANES(i, set)                                                                          \
+    for (uint32_t rest_ = set; rest_; rest_ &= rest_ - 1)                                          \
         if (int i = __builtin_ctz(rest_); true)
 
 static void compute_shuffle(WarpLane *lane, uint32_t members) {
     FOR_LANES(i, members) {
         int source = lane[i].argument;
         if (!(members >> source & 1))
-            device_error("shuffle: lane %d reads lane %d, which is not in the mask or has exited", i, source);
+            device_error("shuffle: lane %d reads lane %d, which is not in the mask or has exited",
+                         i, source);
         memcpy(lane[i].out, lane[source].in, 16);
     }
 }
@@ -342,22 +356,34 @@ const WarpOp warp_match = {"__match_any_sync", compute_match};
 const WarpOp warp_add = {"__reduce_add_sync", compute_reduction<unsigned, op_add>};
 const WarpOp warp_min = {"__reduce_min_sync", compute_reduction<int, op_min<int>>};
 const WarpOp warp_max = {"__reduce_max_sync", compute_reduction<int, op_max<int>>};
-const WarpOp warp_min_unsigned = {"__reduce_min_sync", compute_reduction<unsigned, op_min<unsigned>>};
-const WarpOp warp_max_unsigned = {"__reduce_max_sync", compute_reduction<unsigned, op_max<unsigned>>};
+const WarpOp warp_min_unsigned = {"__reduce_min_sync",
+                                  compute_reduction<unsigned, op_min<unsigned>>};
+const WarpOp warp_max_unsigned = {"__reduce_max_sync",
+                                  compute_reduction<unsigned, op_max<unsigned>>};
 const WarpOp warp_and = {"__reduce_and_sync", compute_reduction<unsigned, op_and>};
 const WarpOp warp_or = {"__reduce_or_sync", compute_reduction<unsigned, op_or>};
 const WarpOp warp_xor = {"__reduce_xor_sync", compute_reduction<unsigned, op_xor>};
 
 int shuffle_source(Shuffle kind, int argument, int width) {
-    if (width < 1 || width > 32 || (width & (width - 1))) device_error("shuffle: width %d is not a power of 2", width);
+    if (width < 1 || width > 32 || (width & (width - 1)))
+        device_error("shuffle: width %d is not a power of 2", width);
     int lane = ctx.linear % 32, first = lane & -width, last = first + width - 1, source;
     switch (kind) {
-    case SHUFFLE_UP: source = lane - argument; break;
-    case SHUFFLE_DOWN: source = lane + argument; break;
-    case SHUFFLE_XOR: source = lane ^ argument; break;
-    default: source = first + (argument & (width - 1)); break;
+    case SHUFFLE_UP:
+        source = lane - argument;
+        break;
+    case SHUFFLE_DOWN:
+        source = lane + argument;
+        break;
+    case SHUFFLE_XOR:
+        source = lane ^ argument;
+        break;
+    default:
+        source = first + (argument & (width - 1));
+        break;
     }
-    if (kind == SHUFFLE_XOR) return source >= 0 && source <= last ? source : lane;  // may read an earlier segment
+    if (kind == SHUFFLE_XOR)
+        return source >= 0 && source <= last ? source : lane;  // may read an earlier segment
     return source < first || source > last ? lane : source;
 }
 
@@ -372,33 +398,45 @@ static void complete(int warp, uint32_t members, const WarpOp &op) {
 // the operand sizes in use; a call of memcpy would cost more than the copy
 static inline void copy_operand(void *to, const void *from, size_t bytes) {
     switch (bytes) {
-    case 0: break;
-    case 4: memcpy(to, from, 4); break;
-    case 8: memcpy(to, from, 8); break;
-    case 16: memcpy(to, from, 16); break;
-    default: memcpy(to, from, bytes);
+    case 0:
+        break;
+    case 4:
+        memcpy(to, from, 4);
+        break;
+    case 8:
+        memcpy(to, from, 8);
+        break;
+    case 16:
+        memcpy(to, from, 16);
+        break;
+    default:
+        memcpy(to, from, bytes);
     }
 }
 
 void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site site) {
-    if (__builtin_expect(!running, 0)) fatal("%s:%d: %s on the host", site.file, site.line, op.name);
+    if (__builtin_expect(!running, 0))
+        fatal("%s:%d: %s on the host", site.file, site.line, op.name);
     int wi = ctx.linear / 32, l = ctx.linear % 32;
     Warp &w = block.w[wi];
     WarpLane &lane = w.lane[l];
     if (__builtin_expect(!(mask >> l & 1), 0))
-        device_error("%s at %s:%d: lane %d is not in its own mask %08x", op.name, site.file, site.line, l, mask);
+        device_error("%s at %s:%d: lane %d is not in its own mask %08x", op.name, site.file,
+                     site.line, l, mask);
     copy_operand(lane.in, data.in, data.in_bytes);
     lane.argument = data.argument;
     w.op[l] = &op;
     w.mask[l] = mask;
     w.site[l] = site;
-    // a lane that waits for us must wait in this very operation; one that does not may come here later
+    // a lane that waits for us must wait in this very operation; one that does not may come here
+    // later
     FOR_LANES(i, w.waiting & mask) {
         if (w.mask[i] == mask && w.op[i] == &op) break;
         if (w.mask[i] >> l & 1)
-            device_error("divergent warp: lane %d at %s %s:%d with mask %08x, lane %d at %s %s:%d with mask %08x", l,
-                         op.name, site.file, site.line, mask, i, w.op[i]->name, w.site[i].file, w.site[i].line,
-                         w.mask[i]);
+            device_error("divergent warp: lane %d at %s %s:%d with mask %08x, lane %d at %s %s:%d "
+                         "with mask %08x",
+                         l, op.name, site.file, site.line, mask, i, w.op[i]->name, w.site[i].file,
+                         w.site[i].line, w.mask[i]);
     }
     w.waiting |= 1u << l;
     uint32_t members = mask & ~w.exited;
@@ -411,11 +449,15 @@ void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site s
     copy_operand(data.out, lane.out, data.out_bytes);
 }
 
-// ---- cp.async ------------------------------------------------------------------------------------------
-// The bytes land at once or as late as the wait, by chance: a missing barrier shows with one of the two.
+// ---- cp.async
+// ------------------------------------------------------------------------------------------ The
+// bytes land at once or as late as the wait, by chance: a missing barrier shows with one of the
+// two.
 static void land(const AsyncCopy &c) {
-    if (c.valid) memcpy(c.shared, c.global, c.bytes);
-    else memset(c.shared, 0, c.bytes);
+    if (c.valid)
+        memcpy(c.shared, c.global, c.bytes);
+    else
+        memset(c.shared, 0, c.bytes);
 }
 static void note_copy(const AsyncCopy &c) {
     if (c.valid) note_access(c.global, c.bytes, false);
@@ -428,7 +470,8 @@ void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
     AsyncCopies &mine = block.async[ctx.linear];
     AsyncCopy c = {(char *)shared, (const char *)global, bytes, valid, mine.group};
     note_copy(c);
-    bool at_once = block.order == DESCENDING || (block.order >= RANDOM_LANE && random_order.next() & 1);
+    bool at_once =
+        block.order == DESCENDING || (block.order >= RANDOM_LANE && random_order.next() & 1);
     if (at_once) land(c);
     mine.in_flight.push_back(c);
 }
@@ -457,10 +500,12 @@ bool copy_in_flight(const void *p, size_t bytes) {
     return false;
 }
 
-// ---- blocks and grids -----------------------------------------------------------------------------------
+// ---- blocks and grids
+// -----------------------------------------------------------------------------------
 static void thread_exit() {
     int thread = ctx.linear, wi = thread / 32, l = thread % 32;
-    if (!block.async[thread].in_flight.empty()) device_error("the thread ends with cp.async copies in flight");
+    if (!block.async[thread].in_flight.empty())
+        device_error("the thread ends with cp.async copies in flight");
     block.async[thread].group = 0;
     Warp &w = block.w[wi];
     w.exited |= 1u << l;
@@ -521,19 +566,23 @@ static void run_block(int threads) {
 }
 
 static void on_signal(int number, siginfo_t *info, void *machine) {
-    const void *pc = (const void *)((ucontext_t *)machine)->uc_mcontext.gregs[REG_RIP];
-    if (last_access_pc) pc = last_access_pc;  // in the race build we are mostly in its callbacks
-    if (!running) {  // not in a kernel: not ours
+    // source_line expects an address behind the instruction. In the race build we are mostly in its
+    // callbacks.
+    const void *pc = (const void *)(((ucontext_t *)machine)->uc_mcontext.gregs[REG_RIP] + 1);
+    if (last_access_pc) pc = last_access_pc;
+    bool in_kernel = running && (runs_kernels || number == SIGPROF);
+    if (!in_kernel) {  // not ours
         signal(number, SIG_DFL);
         raise(number);
         return;
     }
     if (number == SIGPROF)
-        device_error("still running after %d s of processor time: it spins, at %s", settings().kernel_seconds,
-                     source_line(pc).c_str());
+        device_error("still running after %d s of processor time: it spins, at %s",
+                     settings().kernel_seconds, source_line(pc).c_str());
     const char *a = (const char *)info->si_addr, *stack = block.current->stack;
     if (a >= stack - PAGE && a < stack)
-        device_error("stack overflow of a device thread (%zu KiB) at %s", STACK_BYTES >> 10, source_line(pc).c_str());
+        device_error("stack overflow of a device thread (%zu KiB) at %s", STACK_BYTES >> 10,
+                     source_line(pc).c_str());
     device_error("signal %d, address %p, at %s", number, info->si_addr, source_line(pc).c_str());
 }
 
@@ -570,12 +619,15 @@ void run_grid(Kernel &kernel) {
     ctx.dynamic = rounded ? aligned_alloc(128, rounded) : nullptr;
     ctx.dynamic_bytes = c.dynamic_bytes;
 #ifdef EMU_ASAN
-    if (rounded) __asan_poison_memory_region((char *)ctx.dynamic + c.dynamic_bytes, rounded - c.dynamic_bytes);
+    if (rounded)
+        __asan_poison_memory_region((char *)ctx.dynamic + c.dynamic_bytes,
+                                    rounded - c.dynamic_bytes);
 #endif
     ctx.block_dim = c.block;
     ctx.grid_dim = c.grid;
     name_threads(c.block);
     running = &kernel;
+    runs_kernels = true;
     block.order = settings().order;
     watchdog(settings().kernel_seconds);
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
@@ -595,7 +647,8 @@ void run_grid(Kernel &kernel) {
     ctx.dynamic = nullptr;
 }
 
-// ---- what the compiler's callbacks cannot see -------------------------------------------------------------
+// ---- what the compiler's callbacks cannot see
+// -------------------------------------------------------------
 void note_access(const void *p, size_t bytes, bool write) {
     if (race_detector) race_detector->access(p, bytes, write, false, __builtin_return_address(0));
 }

@@ -1,9 +1,10 @@
-// nccl.cpp: NCCL between processes of one machine. A communicator is a shared memory file (memfd) named by the
-// ncclUniqueId through /proc/PID/fd/N; each rank posts into its own part of it.
+// nccl.cpp: NCCL between processes of one machine. A communicator is a shared memory file (memfd)
+// named by the ncclUniqueId through /proc/PID/fd/N; each rank posts into its own part of it.
 //
-// No call blocks inside a collective. At the head of its stream an operation copies its input out and posts a
-// signature; when all ranks have posted it, the output is written. Other streams run in between, so that a
-// buffer reused too early shows. Reductions add in rank order, in fp32 or wider, and round once.
+// No call blocks inside a collective. At the head of its stream an operation copies its input out
+// and posts a signature; when all ranks have posted it, the output is written. Other streams run in
+// between, so that a buffer reused too early shows. Reductions add in rank order, in fp32 or wider,
+// and round once.
 #include "core.h"
 
 #include <atomic>
@@ -30,14 +31,16 @@ struct Signature {
     int kind, type, reduction, root;
     size_t count;
     bool operator==(const Signature &o) const {
-        return kind == o.kind && type == o.type && reduction == o.reduction && root == o.root && count == o.count;
+        return kind == o.kind && type == o.type && reduction == o.reduction && root == o.root &&
+               count == o.count;
     }
 };
 struct RankSlot {
     std::atomic<int> pid, device, ended, aborted;
     std::atomic<uint64_t> posted, finished;  // sequence numbers of collectives
     Signature signature;                     // of the posted one
-    std::atomic<uint64_t> splits;            // ncclCommSplit: number of calls, then what the latest one asks for
+    std::atomic<uint64_t>
+        splits;  // ncclCommSplit: number of calls, then what the latest one asks for
     int color, key, split_fd;
     std::atomic<uint64_t> split_made;  // this rank, first of its color, has made the new file
 };
@@ -64,11 +67,11 @@ struct UniqueId {
 struct ncclComm {
     emu::Shared *shared;
     int ranks, rank;
-    int number;                // of this process' communicators, for reports
-    uint64_t issued = 0;       // collectives
+    int number;           // of this process' communicators, for reports
+    uint64_t issued = 0;  // collectives
     uint64_t splits = 0;
     bool aborted = false;
-    emu::Token last;           // operations of one communicator run in the order of their calls
+    emu::Token last;  // operations of one communicator run in the order of their calls
     size_t mapped;
 
     char *stage(int r) const {
@@ -89,7 +92,7 @@ std::vector<ncclComm *> communicators;
 int communicators_made;
 
 const char *type_name(int type) {
-    static const char *const NAMES[] = {"int8",   "uint8",  "int32",   "uint32",  "int64",
+    static const char *const NAMES[] = {"int8",   "uint8",   "int32",   "uint32",  "int64",
                                         "uint64", "float16", "float32", "float64", "bfloat16"};
     return type >= 0 && type < 10 ? NAMES[type] : "unsupported type";
 }
@@ -109,18 +112,23 @@ void leave_all() {
     for (ncclComm *c : communicators) c->me().ended = 1;
 }
 
-// ---- making a communicator --------------------------------------------------------------------------------
+// ---- making a communicator
+// --------------------------------------------------------------------------------
 int make_file() {
     int fd = memfd_create("nccl", 0);
     if (fd < 0) fatal("no shared memory for a communicator");
     return fd;
 }
 
-template <class Condition> void wait_until(const ncclComm *c, const char *what, Condition condition) {
+template <class Condition>
+void wait_until(const ncclComm *c, const char *what, Condition condition) {
     double since = 0;
     while (!condition())
         if (!progress(false))
-            idle_wait(since, [&] { return text(" in %s: %d of %d ranks have come", what, c->shared->joined.load(), c->ranks); });
+            idle_wait(since, [&] {
+                return text(" in %s: %d of %d ranks have come", what, c->shared->joined.load(),
+                            c->ranks);
+            });
 }
 
 ncclComm *open_communicator(int pid, int fd, int ranks, int r) {
@@ -130,7 +138,8 @@ ncclComm *open_communicator(int pid, int fd, int ranks, int r) {
     ncclComm *c = new ncclComm{};
     c->ranks = ranks;
     c->rank = r;
-    c->mapped = HEADER_BYTES + (size_t)ranks * STAGE_BYTES + (size_t)ranks * (size_t)ranks * MAIL_BYTES;
+    c->mapped =
+        HEADER_BYTES + (size_t)ranks * STAGE_BYTES + (size_t)ranks * (size_t)ranks * MAIL_BYTES;
     void *m = MAP_FAILED;
     if (!ftruncate(file, (off_t)c->mapped))
         m = mmap(nullptr, c->mapped, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, file, 0);
@@ -157,14 +166,17 @@ ncclResult_t check_devices(const ncclComm *c) {
     for (int i = 0; i < c->ranks; i++)
         for (int j = 0; j < i; j++)
             if (c->shared->rank[i].device == c->shared->rank[j].device) {
-                fprintf(stderr, "emulator [rank %d]: ranks %d and %d of a communicator both use device %d\n", rank, j, i,
-                        c->shared->rank[i].device.load());
+                fprintf(
+                    stderr,
+                    "emulator [rank %d]: ranks %d and %d of a communicator both use device %d\n",
+                    rank, j, i, c->shared->rank[i].device.load());
                 return ncclInvalidUsage;
             }
     return ncclSuccess;
 }
 
-// ---- collectives --------------------------------------------------------------------------------------------
+// ---- collectives
+// --------------------------------------------------------------------------------------------
 struct Collective {
     ncclComm *comm;
     Signature signature;
@@ -204,28 +216,24 @@ bool Collective::ready() {
         const RankSlot &peer = s->rank[i];
         if (peer.posted < sequence) return false;
         if (peer.posted == sequence && !(peer.signature == signature))
-            fatal("collective mismatch in communicator %d: rank %d issues #%lu %s (operation %d, root %d), rank %d issues "
+            fatal("collective mismatch in communicator %d: rank %d issues #%lu %s (operation %d, "
+                  "root %d), rank %d issues "
                   "#%lu %s (operation %d, root %d)",
-                  comm->number, comm->rank, (unsigned long)sequence, describe(signature).c_str(), signature.reduction,
-                  signature.root, i, (unsigned long)sequence, describe(peer.signature).c_str(), peer.signature.reduction,
-                  peer.signature.root);
+                  comm->number, comm->rank, (unsigned long)sequence, describe(signature).c_str(),
+                  signature.reduction, signature.root, i, (unsigned long)sequence,
+                  describe(peer.signature).c_str(), peer.signature.reduction, peer.signature.root);
     }
     return true;
 }
 
 // Accumulator: fp32 for the 16-bit formats.
-template <class T> struct Wide {
-    typedef T type;
-};
-template <> struct Wide<__nv_bfloat16> {
-    typedef float type;
-};
-template <> struct Wide<__half> {
-    typedef float type;
-};
+template <class T> struct Wide { typedef T type; };
+template <> struct Wide<__nv_bfloat16> { typedef float type; };
+template <> struct Wide<__half> { typedef float type; };
 
 template <class T> void reduce(const Collective &c) {
-    size_t n = c.signature.count, first = c.signature.kind == REDUCE_SCATTER ? n * (size_t)c.comm->rank : 0;
+    size_t n = c.signature.count,
+           first = c.signature.kind == REDUCE_SCATTER ? n * (size_t)c.comm->rank : 0;
     std::vector<const T *> part;
     for (int r = 0; r < c.comm->ranks; r++) part.push_back((const T *)c.comm->stage(r) + first);
     T *out = (T *)c.out;
@@ -234,9 +242,15 @@ template <class T> void reduce(const Collective &c) {
         for (size_t r = 1; r < part.size(); r++) {
             typename Wide<T>::type y = part[r][i];
             switch (c.signature.reduction) {
-            case ncclSum: x = x + y; break;
-            case ncclMax: x = y > x ? y : x; break;
-            default: x = y < x ? y : x; break;
+            case ncclSum:
+                x = x + y;
+                break;
+            case ncclMax:
+                x = y > x ? y : x;
+                break;
+            default:
+                x = y < x ? y : x;
+                break;
             }
         }
         out[i] = (T)x;
@@ -245,16 +259,26 @@ template <class T> void reduce(const Collective &c) {
 
 void reduce_by_type(const Collective &c) {
     switch (c.signature.type) {
-    case ncclInt8: return reduce<int8_t>(c);
-    case ncclUint8: return reduce<uint8_t>(c);
-    case ncclInt32: return reduce<int32_t>(c);
-    case ncclUint32: return reduce<uint32_t>(c);
-    case ncclInt64: return reduce<int64_t>(c);
-    case ncclUint64: return reduce<uint64_t>(c);
-    case ncclFloat16: return reduce<__half>(c);
-    case ncclFloat32: return reduce<float>(c);
-    case ncclFloat64: return reduce<double>(c);
-    default: return reduce<__nv_bfloat16>(c);
+    case ncclInt8:
+        return reduce<int8_t>(c);
+    case ncclUint8:
+        return reduce<uint8_t>(c);
+    case ncclInt32:
+        return reduce<int32_t>(c);
+    case ncclUint32:
+        return reduce<uint32_t>(c);
+    case ncclInt64:
+        return reduce<int64_t>(c);
+    case ncclUint64:
+        return reduce<uint64_t>(c);
+    case ncclFloat16:
+        return reduce<__half>(c);
+    case ncclFloat32:
+        return reduce<float>(c);
+    case ncclFloat64:
+        return reduce<double>(c);
+    default:
+        return reduce<__nv_bfloat16>(c);
     }
 }
 
@@ -266,13 +290,17 @@ void Collective::run() {
     case ALL_GATHER:
         for (int r = 0; r < comm->ranks; r++) memcpy(out + (size_t)r * each, comm->stage(r), each);
         break;
-    case BROADCAST: memcpy(out, comm->stage(signature.root), each); break;
-    default: reduce_by_type(*this);
+    case BROADCAST:
+        memcpy(out, comm->stage(signature.root), each);
+        break;
+    default:
+        reduce_by_type(*this);
     }
     comm->me().finished.store(sequence);
 }
 
-// In place means exactly: AllGather in == out + rank*count, ReduceScatter out == in + rank*count, else in == out.
+// In place means exactly: AllGather in == out + rank*count, ReduceScatter out == in + rank*count,
+// else in == out.
 bool overlaps_wrongly(const Collective &c) {
     size_t in_bytes = c.bytes(true), out_bytes = c.bytes(false);
     bool apart = c.in + in_bytes <= c.out || c.out + out_bytes <= c.in;
@@ -282,7 +310,8 @@ bool overlaps_wrongly(const Collective &c) {
     return c.in != c.out;
 }
 
-// ---- send and receive -----------------------------------------------------------------------------------
+// ---- send and receive
+// -----------------------------------------------------------------------------------
 struct Message {
     bool send;
     int peer;
@@ -294,7 +323,8 @@ struct Message {
         return count * type_bytes(type);
     }
 };
-// The sends and receives of one group go on together. A send is complete when its peer has taken it.
+// The sends and receives of one group go on together. A send is complete when its peer has taken
+// it.
 struct Exchange {
     ncclComm *comm;
     std::vector<Message> messages;
@@ -321,8 +351,9 @@ bool Exchange::try_receive(Message &m) {
     Mailbox &box = comm->shared->mail[m.peer][comm->rank];
     if (box.sent == box.received) return false;
     if (box.count != m.count || box.type != m.type)
-        fatal("communicator %d: rank %d receives %zu %s from rank %d, which sends %zu %s", comm->number, comm->rank,
-              m.count, type_name(m.type), m.peer, box.count, type_name(box.type));
+        fatal("communicator %d: rank %d receives %zu %s from rank %d, which sends %zu %s",
+              comm->number, comm->rank, m.count, type_name(m.type), m.peer, box.count,
+              type_name(box.type));
     device_range(name.c_str(), m.buffer, m.bytes(), true);
     memcpy(m.buffer, comm->mail(m.peer, comm->rank), m.bytes());
     box.received++;
@@ -336,15 +367,18 @@ bool Exchange::ready() {
         Message &m = messages[i];
         bool earlier = false;  // messages of one pair keep their order
         for (size_t j = 0; j < i; j++)
-            earlier |= !messages[j].done && messages[j].send == m.send && messages[j].peer == m.peer;
+            earlier |=
+                !messages[j].done && messages[j].send == m.send && messages[j].peer == m.peer;
         if (!m.done && !earlier) m.done = m.send ? try_send(m) : try_receive(m);
         complete &= m.done;
     }
-    for (int r = 0; r < comm->ranks; r++) complete &= comm->shared->mail[comm->rank][r].received >= awaited[r];
+    for (int r = 0; r < comm->ranks; r++)
+        complete &= comm->shared->mail[comm->rank][r].received >= awaited[r];
     return complete;
 }
 
-// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end ------------------------------
+// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end
+// ------------------------------
 struct Call {
     ncclComm *comm;
     cudaStream_t stream;
@@ -365,9 +399,10 @@ void queue_collective(const Call &call) {
     c->in = (const char *)call.in;
     c->out = (char *)call.out;
     c->sequence = ++comm->issued;
-    c->name = text("nccl%s #%lu of communicator %d", describe(c->signature).c_str(), (unsigned long)c->sequence,
-                   comm->number);
-    if (overlaps_wrongly(*c)) fatal("%s: the buffers overlap, but not as in-place operation asks", c->name.c_str());
+    c->name = text("nccl%s #%lu of communicator %d", describe(c->signature).c_str(),
+                   (unsigned long)c->sequence, comm->number);
+    if (overlaps_wrongly(*c))
+        fatal("%s: the buffers overlap, but not as in-place operation asks", c->name.c_str());
     Operation o = {c->name, [c] { c->run(); }, [c] { return c->ready(); }, {}, {}};
     if (comm->last) o.after_too.push_back(comm->last);
     comm->last = enqueue(stream_of(call.stream), o);
@@ -412,21 +447,26 @@ void queue_group() {
 }
 
 ncclResult_t add(const Call &call) {
-    size_t bytes = call.collective ? call.signature.count * type_bytes(call.signature.type) : call.message.bytes();
+    size_t bytes = call.collective ? call.signature.count * type_bytes(call.signature.type)
+                                   : call.message.bytes();
     size_t limit = call.collective ? STAGE_BYTES / (size_t)call.comm->ranks : MAIL_BYTES;
-    if (bytes > limit) fatal("a collective of %zu bytes is more than the emulator takes (%zu)", bytes, limit);
+    if (bytes > limit)
+        fatal("a collective of %zu bytes is more than the emulator takes (%zu)", bytes, limit);
     group.push_back(call);
     if (group_depth == 0) queue_group();
     return ncclSuccess;
 }
 
-ncclResult_t collective(const char *function, Kind kind, const void *in, void *out, size_t count, ncclDataType_t type,
-                        int reduction, int root, ncclComm *comm, cudaStream_t stream) {
+ncclResult_t collective(const char *function, Kind kind, const void *in, void *out, size_t count,
+                        ncclDataType_t type, int reduction, int root, ncclComm *comm,
+                        cudaStream_t stream) {
     if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
     bool known = reduction == ncclSum || reduction == ncclMax || reduction == ncclMin;
     if (!comm || comm->aborted || !type_bytes(type) || !known || root < 0 || root >= comm->ranks) {
-        fprintf(stderr, "emulator [rank %d]: %s: communicator, type %d, reduction %d or root %d is not valid here\n", rank,
-                function, (int)type, reduction, root);
+        fprintf(stderr,
+                "emulator [rank %d]: %s: communicator, type %d, reduction %d or root %d is not "
+                "valid here\n",
+                rank, function, (int)type, reduction, root);
         return ncclInvalidArgument;
     }
     Call call{};
@@ -439,10 +479,11 @@ ncclResult_t collective(const char *function, Kind kind, const void *in, void *o
     return add(call);
 }
 
-ncclResult_t message(const char *function, bool send, void *buffer, size_t count, ncclDataType_t type, int peer,
-                     ncclComm *comm, cudaStream_t stream) {
+ncclResult_t message(const char *function, bool send, void *buffer, size_t count,
+                     ncclDataType_t type, int peer, ncclComm *comm, cudaStream_t stream) {
     if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
-    if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks) return ncclInvalidArgument;
+    if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks)
+        return ncclInvalidArgument;
     Call call{};
     call.comm = comm;
     call.stream = stream;
@@ -458,9 +499,11 @@ std::string describe_communicators() {
         for (int r = 0; r < c->ranks; r++) {
             const RankSlot &slot = c->shared->rank[r];
             uint64_t posted = slot.posted;
-            out += text("\n    communicator %d rank %d: posted #%lu%s%s, finished #%lu%s", c->number, r,
-                        (unsigned long)posted, posted ? " " : "", posted ? describe(slot.signature).c_str() : "",
-                        (unsigned long)slot.finished.load(), has_ended(slot) ? " (its process has ended)" : "");
+            out += text("\n    communicator %d rank %d: posted #%lu%s%s, finished #%lu%s",
+                        c->number, r, (unsigned long)posted, posted ? " " : "",
+                        posted ? describe(slot.signature).c_str() : "",
+                        (unsigned long)slot.finished.load(),
+                        has_ended(slot) ? " (its process has ended)" : "");
         }
     return out;
 }
@@ -469,7 +512,7 @@ std::string describe_communicators() {
 
 using namespace emu;
 
-#define MAY_FAIL(code)                                                                                                 \
+#define MAY_FAIL(code)                                                                             \
     if (int error = injected_failure(__func__, code)) return (ncclResult_t)error
 
 extern "C" {
@@ -479,9 +522,14 @@ ncclResult_t ncclGetVersion(int *version) {
     return ncclSuccess;
 }
 const char *ncclGetErrorString(ncclResult_t result) {
-    static const char *const NAMES[] = {"no error",         "unhandled cuda error", "unhandled system error",
-                                        "internal error",   "invalid argument",     "invalid usage",
-                                        "remote process exited or there was a network error", "in progress"};
+    static const char *const NAMES[] = {"no error",
+                                        "unhandled cuda error",
+                                        "unhandled system error",
+                                        "internal error",
+                                        "invalid argument",
+                                        "invalid usage",
+                                        "remote process exited or there was a network error",
+                                        "in progress"};
     return result >= 0 && result < ncclNumResults ? NAMES[result] : "unknown result code";
 }
 
@@ -498,7 +546,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
     MAY_FAIL(ncclSystemError);
     UniqueId u;
     memcpy(&u, &id, sizeof u);
-    if (ranks < 1 || ranks > MAX_RANKS || r < 0 || r >= ranks || strcmp(u.tag, "emu")) return ncclInvalidArgument;
+    if (ranks < 1 || ranks > MAX_RANKS || r < 0 || r >= ranks || strcmp(u.tag, "emu"))
+        return ncclInvalidArgument;
     *comm = open_communicator(u.pid, u.fd, ranks, r);
     return check_devices(*comm);
 }
@@ -506,7 +555,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int 
 // Ranks of one color form a communicator, ordered by key, then by their rank here.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out, ncclConfig_t *) {
     MAY_FAIL(ncclSystemError);
-    if (!comm || comm->aborted || (color < 0 && color != NCCL_SPLIT_NOCOLOR)) return ncclInvalidArgument;
+    if (!comm || comm->aborted || (color < 0 && color != NCCL_SPLIT_NOCOLOR))
+        return ncclInvalidArgument;
     RankSlot &me = comm->me();
     uint64_t call = ++comm->splits;
     me.color = color;
@@ -536,7 +586,8 @@ ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *out,
     }
     // nobody may begin the next split before all have read this one
     comm->shared->left++;
-    wait_until(comm, "ncclCommSplit", [&] { return comm->shared->left >= (int)call * comm->ranks; });
+    wait_until(comm, "ncclCommSplit",
+               [&] { return comm->shared->left >= (int)call * comm->ranks; });
     return ncclSuccess;
 }
 
@@ -594,27 +645,28 @@ ncclResult_t ncclGroupEnd() {
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclAllGather(const void *in, void *out, size_t count, ncclDataType_t type,
+                           ncclComm_t comm, cudaStream_t stream) {
     return collective(__func__, ALL_GATHER, in, out, count, type, ncclSum, 0, comm, stream);
 }
-ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclReduceScatter(const void *in, void *out, size_t count, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return collective(__func__, REDUCE_SCATTER, in, out, count, type, op, 0, comm, stream);
 }
-ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclAllReduce(const void *in, void *out, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream) {
     return collective(__func__, ALL_REDUCE, in, out, count, type, op, 0, comm, stream);
 }
-ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root, ncclComm_t comm,
-                           cudaStream_t stream) {
+ncclResult_t ncclBroadcast(const void *in, void *out, size_t count, ncclDataType_t type, int root,
+                           ncclComm_t comm, cudaStream_t stream) {
     return collective(__func__, BROADCAST, in, out, count, type, ncclSum, root, comm, stream);
 }
-ncclResult_t ncclSend(const void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
-                      cudaStream_t stream) {
+ncclResult_t ncclSend(const void *buffer, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream) {
     return message(__func__, true, (void *)buffer, count, type, peer, comm, stream);
 }
-ncclResult_t ncclRecv(void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream) {
+ncclResult_t ncclRecv(void *buffer, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+                      cudaStream_t stream) {
     return message(__func__, false, buffer, count, type, peer, comm, stream);
 }
 

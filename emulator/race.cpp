@@ -1,12 +1,15 @@
 // race.cpp: memory checks and data-race detection, in the race build only.
 //
-// The compiler instruments kernels and host code (g++ -fsanitize=thread); instead of its runtime these
-// callbacks are linked. Global, pinned and shared memory have shadow cells, one per two bytes, that hold the
-// last writer and two readers. Two accesses of which one writes must be ordered:
-//   inside a block       same thread, or a barrier between, or __syncwarp between two lanes of a warp
+// The compiler instruments kernels and host code (g++ -fsanitize=thread); instead of its runtime
+// these callbacks are linked. Global, pinned and shared memory have shadow cells, one per two
+// bytes, that hold the last writer and two readers. Two accesses of which one writes must be
+// ordered:
+//   inside a block       same thread, or a barrier between, or __syncwarp between two lanes of a
+//   warp
 //                        (shuffles do not order memory), or both atomic
-//   between blocks       never, except: fence, atomic by the one, then atomic on that address by the other
-//   between operations   by happens-before: vector clocks over streams and host (streams.cpp)
+//   between blocks       never, except: fence, atomic by the one, then atomic on that address by
+//   the other between operations   by happens-before: vector clocks over streams and host
+//   (streams.cpp)
 #include "core.h"
 
 namespace emu {
@@ -41,7 +44,8 @@ constexpr size_t GRANULE = 2;
 enum Space { GLOBAL, PINNED, SHARED };
 const char *const SPACE_NAME[] = {"global", "pinned host", "shared"};
 
-// Sparse shadow of memory: chunks of 64 KiB, made on first use, with a direct-mapped cache in front.
+// Sparse shadow of memory: chunks of 64 KiB, made on first use, with a direct-mapped cache in
+// front.
 class Shadow {
     static constexpr size_t CACHED = 1024;
     std::map<size_t, std::vector<Cell>> chunks;
@@ -64,14 +68,15 @@ class Shadow {
     }
 };
 
-Shadow global;                // device and pinned memory
-std::vector<Cell> dynamic;    // the block's dynamic shared memory
-Shadow statics;               // static shared variables
+Shadow global;              // device and pinned memory
+std::vector<Cell> dynamic;  // the block's dynamic shared memory
+Shadow statics;             // static shared variables
 uint32_t block_number, barriers;
 uint32_t warp_syncs[32];
 bool block_fenced;
-std::map<const void *, std::set<uint32_t>> released;  // address of an atomic -> blocks that fenced before it
-std::set<uint32_t> acquired;                          // blocks whose writes this block may read
+std::map<const void *, std::set<uint32_t>>
+    released;                 // address of an atomic -> blocks that fenced before it
+std::set<uint32_t> acquired;  // blocks whose writes this block may read
 
 uint32_t offset_of(const void *pc) {
     extern char executable_start asm("__executable_start");
@@ -82,7 +87,8 @@ std::string line_of(const Access &a) {
     return a.pc ? source_line(&executable_start + a.pc) : "";
 }
 
-// ---- ordering -------------------------------------------------------------------------------------------
+// ---- ordering
+// -------------------------------------------------------------------------------------------
 uint32_t clock_at(const VectorClock &clock, int stream) {
     return (size_t)stream < clock.size() ? clock[(size_t)stream] : 0;
 }
@@ -90,23 +96,32 @@ uint32_t clock_at(const VectorClock &clock, int stream) {
 // earlier in real time: old. Is it also before `now` in happens-before?
 bool operations_ordered(const Access &old, const Access &now) {
     const VectorClock &clock = now.by_host ? host_clock : records[now.record].clock;
-    if (old.by_host) return now.by_host || clock_at(clock, 0) > old.record;  // record: the host's clock then
+    if (old.by_host)
+        return now.by_host || clock_at(clock, 0) > old.record;  // record: the host's clock then
     const Record &r = records[old.record];
     return clock_at(clock, r.stream) >= r.index;
 }
 
-bool ordered(const Access &old, const Access &now, Space space) {
-    if (!old.valid || !(old.bytes & now.bytes)) return true;
+bool ordered_between_threads(const Access &old, const Access &now, Space space) {
+    if (!(old.bytes & now.bytes)) return true;
     bool same_operation = old.by_host == now.by_host && old.record == now.record;
     if (old.atomic && now.atomic && same_operation) return true;
     if (space == SHARED) {
-        if (!same_operation || old.block != now.block) return true;  // another block's use of the storage
+        if (!same_operation || old.block != now.block)
+            return true;  // another block's use of the storage
     } else {
         if (!same_operation || now.by_host) return operations_ordered(old, now);
         if (old.block != now.block) return acquired.count(old.block) != 0;
     }
     if (old.thread == now.thread || old.barrier != now.barrier) return true;
     return old.thread / 32 == now.thread / 32 && old.warp != now.warp;
+}
+
+inline bool ordered(const Access &old, const Access &now, Space space) {
+    if (!old.valid) return true;
+    bool same = old.record == now.record && old.block == now.block && old.thread == now.thread &&
+                !old.by_host;
+    return (same && !now.by_host) || ordered_between_threads(old, now, space);
 }
 
 std::string operation_of(const Access &a) {
@@ -119,8 +134,8 @@ std::string operation_of(const Access &a) {
 void conflict(const char *kind, const Access &old, const Access &now, Space space) {
     bool same_operation = old.by_host == now.by_host && old.record == now.record;
     if (!same_operation) {
-        report("%s conflict in %s memory without an order between %s and %s", kind, SPACE_NAME[space],
-               operation_of(old).c_str(), operation_of(now).c_str());
+        report("%s conflict in %s memory without an order between %s and %s", kind,
+               SPACE_NAME[space], operation_of(old).c_str(), operation_of(now).c_str());
         return;
     }
     bool two_blocks = old.block != now.block, two_warps = old.thread / 32 != now.thread / 32;
@@ -131,7 +146,7 @@ void conflict(const char *kind, const Access &old, const Access &now, Space spac
                        : "two lanes without __syncwarp");
 }
 
-void touch(Cell &cell, const Access &now, bool write, Space space) {
+inline void touch(Cell &cell, const Access &now, bool write, Space space) {
     if (write) {
         if (!ordered(cell.write, now, space)) conflict("write/write", cell.write, now, space);
         for (const Access &r : cell.read)
@@ -143,7 +158,8 @@ void touch(Cell &cell, const Access &now, bool write, Space space) {
     const Access &w = cell.write;
     bool written = w.valid && (space != SHARED || (w.record == now.record && w.block == now.block));
     if (!written && !now.by_host)
-        report("read of uninitialised %s memory by %s", SPACE_NAME[space], operation_of(now).c_str());
+        report("read of uninitialised %s memory by %s", SPACE_NAME[space],
+               operation_of(now).c_str());
     if (!ordered(w, now, space)) conflict("write/read", w, now, space);
     Access &last = cell.read[0];
     bool same = last.record == now.record && last.block == now.block && last.thread == now.thread;
@@ -151,7 +167,8 @@ void touch(Cell &cell, const Access &now, bool write, Space space) {
     last = now;
 }
 
-template <class At> void touch_range(const char *p, size_t bytes, Access now, bool write, Space space, At at) {
+template <class At>
+void touch_range(const char *p, size_t bytes, Access now, bool write, Space space, At at) {
     const char *first = p - (size_t)p % GRANULE;
     Cell *cell = nullptr;
     for (const char *c = first; c < p + bytes; c += GRANULE, cell++) {
@@ -161,7 +178,8 @@ template <class At> void touch_range(const char *p, size_t bytes, Access now, bo
     }
 }
 
-// ---- accesses -------------------------------------------------------------------------------------------
+// ---- accesses
+// -------------------------------------------------------------------------------------------
 Access here(const void *pc, bool atomic) {
     Access a{};
     a.valid = 1;
@@ -208,24 +226,28 @@ void global_access(const char *p, size_t bytes, bool write, bool atomic, const v
         r = {a->begin, a->begin + a->bytes};
     }
     if ((bytes & (bytes - 1)) == 0 && bytes <= 16 && (size_t)p % bytes)
-        device_error("misaligned %s of %zu bytes at %s", verb(write), bytes, source_line(pc).c_str());
+        device_error("misaligned %s of %zu bytes at %s", verb(write), bytes,
+                     source_line(pc).c_str());
     if (atomic) synchronise(p);
-    touch_range(p, bytes, here(pc, atomic), write, GLOBAL, [](const char *c) { return global.at(c); });
+    touch_range(p, bytes, here(pc, atomic), write, GLOBAL,
+                [](const char *c) { return global.at(c); });
 }
 
-template <class At> void shared_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc, At at) {
+template <class At>
+void shared_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc, At at) {
     if (copy_in_flight(p, bytes))
-        report("%s of shared memory in kernel %s at %s before cp.async to it was waited for", verb(write),
-               running->config.name, source_line(pc).c_str());
+        report("%s of shared memory in kernel %s at %s before cp.async to it was waited for",
+               verb(write), running->config.name, source_line(pc).c_str());
     touch_range(p, bytes, here(pc, atomic), write, SHARED, at);
 }
 
 void dynamic_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc) {
     const char *begin = (const char *)ctx.dynamic;
     if (p + bytes > begin + ctx.dynamic_bytes)
-        device_error("%s of %zu bytes out of bounds in dynamic shared memory (%zu bytes) at %s", verb(write), bytes,
-                     ctx.dynamic_bytes, source_line(pc).c_str());
-    shared_access(p, bytes, write, atomic, pc, [begin](const char *c) { return &dynamic[(size_t)(c - begin) / GRANULE]; });
+        device_error("%s of %zu bytes out of bounds in dynamic shared memory (%zu bytes) at %s",
+                     verb(write), bytes, ctx.dynamic_bytes, source_line(pc).c_str());
+    shared_access(p, bytes, write, atomic, pc,
+                  [begin](const char *c) { return &dynamic[(size_t)(c - begin) / GRANULE]; });
 }
 
 bool in_arguments(const char *p) {
@@ -243,29 +265,41 @@ void kernel_access(const char *p, size_t bytes, bool write, bool atomic, const v
         return dynamic_access(p, bytes, write, atomic, pc);
     if (const StaticVariable *v = find_static(p)) {
         if (p + bytes > v->end)
-            device_error("%s out of bounds of a shared array at %s", verb(write), source_line(pc).c_str());
-        return shared_access(p, bytes, write, atomic, pc, [](const char *c) { return statics.at(c); });
+            device_error("%s out of bounds of a shared array at %s", verb(write),
+                         source_line(pc).c_str());
+        return shared_access(p, bytes, write, atomic, pc,
+                             [](const char *c) { return statics.at(c); });
     }
     if (in_arguments(p)) return;
     if (is_constant(p) && !write) return;
-    device_error("%s of host memory (or out of bounds of a shared array) at %s", verb(write), source_line(pc).c_str());
+    device_error("%s of host memory (or out of bounds of a shared array) at %s", verb(write),
+                 source_line(pc).c_str());
 }
 
 void access(const void *address, size_t bytes, bool write, bool atomic, const void *pc) {
     const char *p = (const char *)address;
-    last_access_pc = pc;
-    if (running) return kernel_access(p, bytes, write, atomic, pc);
-    if (is_device(p)) fatal("host code dereferences device memory (%s) at %s", verb(write), source_line(pc).c_str());
-    if (!is_pinned(p)) return;
+    if (running && runs_kernels) {
+        last_access_pc = pc;
+        return kernel_access(p, bytes, write, atomic, pc);
+    }
+    if (is_device(p))
+        fatal("host code dereferences device memory (%s) at %s", verb(write),
+              source_line(pc).c_str());
+    if (!is_pinned(p) || !runs_kernels) return;  // other threads' order is not known here
     const Allocation *a = find_allocation(p);
     if (!a || p + bytes > a->begin + a->bytes)
-        fatal("%s out of bounds of pinned memory by the host at %s", verb(write), source_line(pc).c_str());
-    touch_range(p, bytes, here(pc, false), write, PINNED, [](const char *c) { return global.at(c); });
+        fatal("%s out of bounds of pinned memory by the host at %s", verb(write),
+              source_line(pc).c_str());
+    touch_range(p, bytes, here(pc, false), write, PINNED,
+                [](const char *c) { return global.at(c); });
 }
 
-// ---- the other hooks ------------------------------------------------------------------------------------
+// ---- the other hooks
+// ------------------------------------------------------------------------------------
 void block_begin() {
-    block_number = (uint32_t)(ctx.block.x + ctx.grid_dim.x * (ctx.block.y + (size_t)ctx.grid_dim.y * ctx.block.z) + 1);
+    block_number =
+        (uint32_t)(ctx.block.x +
+                   ctx.grid_dim.x * (ctx.block.y + (size_t)ctx.grid_dim.y * ctx.block.z) + 1);
     barriers = 1;
     memset(warp_syncs, 0, sizeof warp_syncs);
     block_fenced = false;
@@ -289,13 +323,15 @@ void range(const void *p, size_t bytes, bool write) {
     a.valid = 1;
     a.record = current_record;
     Space space = is_pinned(p) ? PINNED : GLOBAL;
-    touch_range((const char *)p, bytes, a, write, space, [](const char *c) { return global.at(c); });
+    touch_range((const char *)p, bytes, a, write, space,
+                [](const char *c) { return global.at(c); });
 }
 void forget(const void *p, size_t bytes) {
     for (size_t i = 0; i < bytes; i += GRANULE) *global.at((const char *)p + i) = Cell{};
 }
 
-const RaceDetector detector = {block_begin, barrier_passed, warp_synced, grid_end, access, fenced, range, forget};
+const RaceDetector detector = {block_begin, barrier_passed, warp_synced, grid_end,
+                               access,      fenced,         range,       forget};
 
 }  // namespace
 
@@ -304,77 +340,73 @@ const RaceDetector *const race_detector = &detector;
 #endif
 }  // namespace emu
 
-// ---- the compiler's callbacks ------------------------------------------------------------------------------
+// ---- the compiler's callbacks
+// ------------------------------------------------------------------------------
 #ifdef EMU_RACE
 #define HERE __builtin_return_address(0)
-#define ACCESS(n)                                                                                                      \
-    void __tsan_read##n(void *p) {                                                                                     \
-        emu::access(p, n, false, false, HERE);                                                                         \
-    }                                                                                                                  \
-    void __tsan_write##n(void *p) {                                                                                    \
-        emu::access(p, n, true, false, HERE);                                                                          \
+#define ACCESS(n)                                                                                  \
+    void __tsan_read##n(void *p) {                                                                 \
+        emu::access(p, n, false, false, HERE);                                                     \
+    }                                                                                              \
+    void __tsan_write##n(void *p) {                                                                \
+        emu::access(p, n, true, false, HERE);                                                      \
     }
-#define UNALIGNED(n)                                                                                                   \
-    void __tsan_unaligned_read##n(void *p) {                                                                           \
-        emu::access(p, n, false, false, HERE);                                                                         \
-    }                                                                                                                  \
-    void __tsan_unaligned_write##n(void *p) {                                                                          \
-        emu::access(p, n, true, false, HERE);                                                                          \
+#define UNALIGNED(n)                                                                               \
+    void __tsan_unaligned_read##n(void *p) {                                                       \
+        emu::access(p, n, false, false, HERE);                                                     \
+    }                                                                                              \
+    void __tsan_unaligned_write##n(void *p) {                                                      \
+        emu::access(p, n, true, false, HERE);                                                      \
     }
-// std::atomic and __atomic in host code (control planes in shared memory): plain atomics, not checked
-#define FETCH(n, T, op)                                                                                                \
-    T __tsan_atomic##n##_fetch_##op(volatile T *p, T v, int) {                                                         \
-        return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                                                            \
+// std::atomic and __atomic in host code (control planes in shared memory): plain atomics, not
+// checked
+#define FETCH(n, T, op)                                                                            \
+    T __tsan_atomic##n##_fetch_##op(volatile T *p, T v, int) {                                     \
+        return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                                        \
     }
-#define ATOMIC(n, T)                                                                                                   \
-    T __tsan_atomic##n##_load(const volatile T *p, int) {                                                              \
-        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                                                   \
-    }                                                                                                                  \
-    void __tsan_atomic##n##_store(volatile T *p, T v, int) {                                                           \
-        __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                                      \
-    }                                                                                                                  \
-    T __tsan_atomic##n##_exchange(volatile T *p, T v, int) {                                                           \
-        return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                                            \
-    }                                                                                                                  \
-    int __tsan_atomic##n##_compare_exchange_strong(volatile T *p, T *c, T v, int, int) {                               \
-        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                        \
-    }                                                                                                                  \
-    int __tsan_atomic##n##_compare_exchange_weak(volatile T *p, T *c, T v, int, int) {                                 \
-        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                        \
-    }                                                                                                                  \
-    T __tsan_atomic##n##_compare_exchange_val(volatile T *p, T c, T v, int, int) {                                     \
-        __atomic_compare_exchange_n(p, &c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);                              \
-        return c;                                                                                                      \
-    }                                                                                                                  \
-    FETCH(n, T, add)                                                                                                   \
+#define ATOMIC(n, T)                                                                               \
+    T __tsan_atomic##n##_load(const volatile T *p, int) {                                          \
+        return __atomic_load_n(p, __ATOMIC_SEQ_CST);                                               \
+    }                                                                                              \
+    void __tsan_atomic##n##_store(volatile T *p, T v, int) {                                       \
+        __atomic_store_n(p, v, __ATOMIC_SEQ_CST);                                                  \
+    }                                                                                              \
+    T __tsan_atomic##n##_exchange(volatile T *p, T v, int) {                                       \
+        return __atomic_exchange_n(p, v, __ATOMIC_SEQ_CST);                                        \
+    }                                                                                              \
+    int __tsan_atomic##n##_compare_exchange_strong(volatile T *p, T *c, T v, int, int) {           \
+        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);    \
+    }                                                                                              \
+    int __tsan_atomic##n##_compare_exchange_weak(volatile T *p, T *c, T v, int, int) {             \
+        return __atomic_compare_exchange_n(p, c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);    \
+    }                                                                                              \
+    T __tsan_atomic##n##_compare_exchange_val(volatile T *p, T c, T v, int, int) {                 \
+        __atomic_compare_exchange_n(p, &c, v, false, __ATOMIC_SEQ_CST, __ATOMIC_SEQ_CST);          \
+        return c;                                                                                  \
+    }                                                                                              \
+    FETCH(n, T, add)                                                                               \
     FETCH(n, T, sub) FETCH(n, T, and) FETCH(n, T, or) FETCH(n, T, xor)
 
 extern "C" {
-void __tsan_init() {
-}
-void __tsan_vptr_update(void *, void *) {
-}
-void __tsan_vptr_read(void *) {
-}
-void __tsan_atomic_thread_fence(int) {
-}
-void __tsan_atomic_signal_fence(int) {
-}
+void __tsan_init() {}
+void __tsan_vptr_update(void *, void *) {}
+void __tsan_vptr_read(void *) {}
+void __tsan_atomic_thread_fence(int) {}
+void __tsan_atomic_signal_fence(int) {}
 void __tsan_read_range(void *p, size_t n) {
     emu::access(p, n, false, false, HERE);
 }
 void __tsan_write_range(void *p, size_t n) {
     emu::access(p, n, true, false, HERE);
 }
-ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
-UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
-ATOMIC(8, unsigned char)
-ATOMIC(16, unsigned short)
-ATOMIC(32, unsigned)
-ATOMIC(64, unsigned long)
+ACCESS(1)
+ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16) UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
+    ATOMIC(8, unsigned char) ATOMIC(16, unsigned short) ATOMIC(32, unsigned)
+        ATOMIC(64, unsigned long)
 
-// The build renames the calls to these functions in instrumented objects (objcopy --redefine-sym).
-void *emu_memcpy(void *to, const void *from, size_t n) {
+    // The build renames the calls to these functions in instrumented objects (objcopy
+    // --redefine-sym).
+    void *emu_memcpy(void *to, const void *from, size_t n) {
     if (n) emu::access(from, n, false, false, HERE), emu::access(to, n, true, false, HERE);
     return memcpy(to, from, n);
 }

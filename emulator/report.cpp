@@ -44,7 +44,8 @@ const Settings &settings() {
     static bool read = false;
     if (read) return s;
     read = true;
-    s.schedule = (Schedule)choice("EMU_SCHEDULE", {"eager", "random", "lazy", "priority"}, PRIORITY);
+    s.schedule =
+        (Schedule)choice("EMU_SCHEDULE", {"eager", "random", "lazy", "priority"}, PRIORITY);
     s.order = (Order)choice("EMU_ORDER", {"ascending", "descending", "random", "sticky"}, STICKY);
     s.seed = (unsigned)number("EMU_SEED", 1);
     s.stall_seconds = number("EMU_STALL_SECONDS", 60);
@@ -72,16 +73,18 @@ static std::string vtext(const char *format, va_list arguments) {
     vsnprintf(buffer, sizeof buffer, format, arguments);
     return buffer;
 }
-#define FORMAT_ARGUMENTS(out)                                                                                          \
-    va_list arguments;                                                                                                 \
-    va_start(arguments, format);                                                                                       \
-    std::string out = vtext(format, arguments);                                                                        \
+#define FORMAT_ARGUMENTS(out)                                                                      \
+    va_list arguments;                                                                             \
+    va_start(arguments, format);                                                                   \
+    std::string out = vtext(format, arguments);                                                    \
     va_end(arguments)
 
 static void print(const char *kind, const std::string &message) {
     fflush(stdout);
-    if (rank >= 0) fprintf(stderr, "emulator [rank %d] %s: %s\n", rank, kind, message.c_str());
-    else fprintf(stderr, "emulator %s: %s\n", kind, message.c_str());
+    if (rank >= 0)
+        fprintf(stderr, "emulator [rank %d] %s: %s\n", rank, kind, message.c_str());
+    else
+        fprintf(stderr, "emulator %s: %s\n", kind, message.c_str());
     fflush(stderr);
 }
 
@@ -101,8 +104,8 @@ constexpr size_t REPORT_LIMIT = 10;
 
 void end_if_reported() {
     if (reported.empty()) return;
-    fatal("%zu defect%s reported above (EMU_SEED=%u)", reported.size(), reported.size() == 1 ? "" : "s",
-          settings().seed);
+    fatal("%zu defect%s reported above (EMU_SEED=%u)", reported.size(),
+          reported.size() == 1 ? "" : "s", settings().seed);
 }
 
 void report(const char *format, ...) {
@@ -114,14 +117,15 @@ void report(const char *format, ...) {
 }
 
 std::string in_thread() {
-    return text(" [block (%u,%u,%u) thread (%u,%u,%u)]", ctx.block.x, ctx.block.y, ctx.block.z, ctx.thread.x,
-                ctx.thread.y, ctx.thread.z);
+    return text(" [block (%u,%u,%u) thread (%u,%u,%u)]", ctx.block.x, ctx.block.y, ctx.block.z,
+                ctx.thread.x, ctx.thread.y, ctx.thread.z);
 }
 
 void device_error(const char *format, ...) {
     FORMAT_ARGUMENTS(message);
     const char *name = running ? running->config.name : "no kernel";
-    fatal("kernel %s: %s%s (EMU_SEED=%u)", name, message.c_str(), in_thread().c_str(), settings().seed);
+    fatal("kernel %s: %s%s (EMU_SEED=%u)", name, message.c_str(), in_thread().c_str(),
+          settings().seed);
 }
 
 // "cudaMalloc:3" or "1@ncclAllGather:2:6"; the entries are read again on each call, there are few
@@ -138,7 +142,8 @@ int injected_failure(const char *function, int default_code) {
         char name[64];
         int only_rank = -1, code = default_code;
         long nth = 0;
-        bool ranked = sscanf(entry.c_str(), "%d@%63[^:]:%ld:%d", &only_rank, name, &nth, &code) >= 3;
+        bool ranked =
+            sscanf(entry.c_str(), "%d@%63[^:]:%ld:%d", &only_rank, name, &nth, &code) >= 3;
         if (!ranked && sscanf(entry.c_str(), "%63[^:]:%ld:%d", name, &nth, &code) < 2)
             fatal("EMU_FAIL: expected function:n[:code], found \"%s\"", entry.c_str());
         if (!strcmp(name, function) && nth == call && (!ranked || only_rank == rank)) return code;

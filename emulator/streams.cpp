@@ -1,14 +1,17 @@
-// streams.cpp: streams and events with deferred execution, copies, and the runtime calls about them.
+// streams.cpp: streams and events with deferred execution, copies, and the runtime calls about
+// them.
 //
-// Every launch, asynchronous copy, collective and event is queued on its stream and runs only when the host
-// waits, in an order chosen by the schedule: eager (as soon as possible), random, lazy (only what the wait
-// needs), priority (random priorities with change points, after Burckhardt et al. 2010, "A randomized scheduler
-// with probabilistic guarantees of finding bugs"). What a real device may do in some order, it does in some seed.
+// Every launch, asynchronous copy, collective and event is queued on its stream and runs only when
+// the host waits, in an order chosen by the schedule: eager (as soon as possible), random, lazy
+// (only what the wait needs), priority (random priorities with change points, after Burckhardt et
+// al. 2010, "A randomized scheduler with probabilistic guarantees of finding bugs"). What a real
+// device may do in some order, it does in some seed.
 #include "core.h"
 
 #include <cstdio>
 #include <ctime>
 #include <deque>
+#include <pthread.h>
 #include <set>
 #include <unistd.h>
 
@@ -53,7 +56,8 @@ static double now() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- streams ----------------------------------------------------------------------------------------------
+// ---- streams
+// ----------------------------------------------------------------------------------------------
 void reseed(unsigned salt) {
     choices.seed(settings().seed * 1000 + salt);
     for (Stream *s : streams) s->priority = choices.next();
@@ -83,7 +87,12 @@ Stream *stream_of(cudaStream_t handle) {
 }
 
 Token enqueue(Stream *s, Operation operation) {
-    if (in_host_function) fatal("%s: a host function on a stream may not call CUDA", operation.name.c_str());
+    static const pthread_t owner = pthread_self();
+    if (!pthread_equal(owner, pthread_self()))
+        fatal("%s: from a second thread", operation.name.c_str());
+    runs_kernels = true;
+    if (in_host_function)
+        fatal("%s: a host function on a stream may not call CUDA", operation.name.c_str());
     Stream *legacy = default_stream();
     if (s == legacy) {
         for (Stream *o : streams)
@@ -101,7 +110,8 @@ Token enqueue(Stream *s, Operation operation) {
     return token;
 }
 
-// ---- running ------------------------------------------------------------------------------------------------
+// ---- running
+// ------------------------------------------------------------------------------------------------
 static bool all_done(const std::vector<Token> &tokens) {
     for (const Token &t : tokens)
         if (!t->done) return false;
@@ -111,7 +121,8 @@ static bool may_start(const Queued *q) {
     return all_done(q->operation.after) && all_done(q->operation.after_too);
 }
 
-// The operation's place in happens-before: after its stream, what it waits for, and the host when it was queued.
+// The operation's place in happens-before: after its stream, what it waits for, and the host when
+// it was queued.
 static void start(Stream *s, Queued *q) {
     if (q->record) return;
     VectorClock clock = s->clock;
@@ -139,7 +150,8 @@ static void run_head(Stream *s) {
     Queued *q = s->queue.front();
     start(s, q);
     if (settings().trace)
-        fprintf(stderr, "emulator [rank %d] stream %d: %s\n", rank, s->id, q->operation.name.c_str());
+        fprintf(stderr, "emulator [rank %d] stream %d: %s\n", rank, s->id,
+                q->operation.name.c_str());
     current_record = q->record;
     if (q->operation.run) q->operation.run();
     current_record = 0;
@@ -180,14 +192,16 @@ bool progress(bool patient) {
     return true;
 }
 
-// ---- the host waits ------------------------------------------------------------------------------------------
+// ---- the host waits
+// ------------------------------------------------------------------------------------------
 static std::string pending() {
     std::string out;
     for (Stream *s : streams) {
         if (s->queue.empty()) continue;
         Queued *q = s->queue.front();
-        out += text("\n    stream %d: %zu operations pending, the first is %s, waiting for %s", s->id, s->queue.size(),
-                    q->operation.name.c_str(), may_start(q) ? "its peers" : "another stream");
+        out += text("\n    stream %d: %zu operations pending, the first is %s, waiting for %s",
+                    s->id, s->queue.size(), q->operation.name.c_str(),
+                    may_start(q) ? "its peers" : "another stream");
     }
     return out + describe_communicators();
 }
@@ -195,7 +209,8 @@ static std::string pending() {
 void idle_wait(double &since, const std::function<std::string()> &state) {
     if (since == 0) since = now();
     if (now() - since > settings().stall_seconds)
-        fatal("no progress for %.0f s (EMU_STALL_SECONDS)%s", settings().stall_seconds, state().c_str());
+        fatal("no progress for %.0f s (EMU_STALL_SECONDS)%s", settings().stall_seconds,
+              state().c_str());
     usleep(20);
 }
 
@@ -206,7 +221,8 @@ static Stream *owner(const Token &token) {
     fatal("internal: an operation that is not done is on no stream");
 }
 
-// Runs only what `token` needs; after a while of waiting for other ranks also the rest, which they may need.
+// Runs only what `token` needs; after a while of waiting for other ranks also the rest, which they
+// may need.
 static void wait_lazily(const Token &token) {
     double since = 0;
     int idle = 0;
@@ -241,8 +257,10 @@ void wait_for(const Token &token) {
     } else {
         double since = 0;
         while (!token->done) {
-            if (progress(true)) since = 0;
-            else idle_wait(since, pending);
+            if (progress(true))
+                since = 0;
+            else
+                idle_wait(since, pending);
         }
     }
     host_sees(token);
@@ -253,7 +271,8 @@ void wait_for_all() {
     end_if_launch_failed();
 }
 
-// ---- launches --------------------------------------------------------------------------------------------
+// ---- launches
+// --------------------------------------------------------------------------------------------
 void launch(std::shared_ptr<Kernel> kernel) {
     cudaError_t error;
     check_launch(*kernel, &error);
@@ -267,11 +286,13 @@ void launch(std::shared_ptr<Kernel> kernel) {
     enqueue(stream_of(c.stream), {name, run, nullptr, {}, {}});
 }
 
-// ---- copies ----------------------------------------------------------------------------------------------
+// ---- copies
+// ----------------------------------------------------------------------------------------------
 static void host_range(const char *what, const void *p, size_t bytes, bool write) {
     if (!is_pinned(p)) return;
     const Allocation *a = find_allocation(p);
-    if (!a || (const char *)p + bytes > a->begin + a->bytes) fatal("%s is out of bounds of pinned memory", what);
+    if (!a || (const char *)p + bytes > a->begin + a->bytes)
+        fatal("%s is out of bounds of pinned memory", what);
     if (race_detector) race_detector->range(p, bytes, write);
 }
 
@@ -282,10 +303,14 @@ struct Copy {
     std::string name;
 
     void run() const {
-        if (is_device(from)) device_range(name.c_str(), from, bytes, false);
-        else host_range(name.c_str(), from, bytes, false);
-        if (is_device(to)) device_range(name.c_str(), to, bytes, true);
-        else host_range(name.c_str(), to, bytes, true);
+        if (is_device(from))
+            device_range(name.c_str(), from, bytes, false);
+        else
+            host_range(name.c_str(), from, bytes, false);
+        if (is_device(to))
+            device_range(name.c_str(), to, bytes, true);
+        else
+            host_range(name.c_str(), to, bytes, true);
         memmove(to, from, bytes);
     }
 };
@@ -294,22 +319,38 @@ static const char *place(const void *p) {
     return is_device(p) ? "device" : is_pinned(p) ? "pinned host" : "pageable host";
 }
 
-static void check_kind(const char *function, const void *to, const void *from, cudaMemcpyKind kind) {
+static void check_kind(const char *function, const void *to, const void *from,
+                       cudaMemcpyKind kind) {
     bool to_device = is_device(to), from_device = is_device(from), ok = true;
     switch (kind) {
-    case cudaMemcpyHostToHost: ok = !to_device && !from_device; break;
-    case cudaMemcpyHostToDevice: ok = to_device && !from_device; break;
-    case cudaMemcpyDeviceToHost: ok = !to_device && from_device; break;
-    case cudaMemcpyDeviceToDevice: ok = to_device && from_device; break;
-    default: break;
+    case cudaMemcpyHostToHost:
+        ok = !to_device && !from_device;
+        break;
+    case cudaMemcpyHostToDevice:
+        ok = to_device && !from_device;
+        break;
+    case cudaMemcpyDeviceToHost:
+        ok = !to_device && from_device;
+        break;
+    case cudaMemcpyDeviceToDevice:
+        ok = to_device && from_device;
+        break;
+    default:
+        break;
     }
-    if (!ok) fatal("%s: kind %d, but it copies from %s to %s memory", function, (int)kind, place(from), place(to));
+    if (!ok)
+        fatal("%s: kind %d, but it copies from %s to %s memory", function, (int)kind, place(from),
+              place(to));
 }
 
-static Token enqueue_copy(const char *function, void *to, const void *from, size_t bytes, Stream *s) {
-    Copy copy = {to, from, bytes, text("%s of %zu bytes (%s to %s)", function, bytes, place(from), place(to))};
-    if (!is_device(from) && !is_pinned(from)) {  // pageable: the source is staged before the call returns
-        auto staged = std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
+static Token enqueue_copy(const char *function, void *to, const void *from, size_t bytes,
+                          Stream *s) {
+    Copy copy = {to, from, bytes,
+                 text("%s of %zu bytes (%s to %s)", function, bytes, place(from), place(to))};
+    if (!is_device(from) &&
+        !is_pinned(from)) {  // pageable: the source is staged before the call returns
+        auto staged =
+            std::make_shared<std::vector<char>>((const char *)from, (const char *)from + bytes);
         copy.from = staged->data();
         return enqueue(s, {copy.name, [copy, staged] { copy.run(); }, nullptr, {}, {}});
     }
@@ -320,7 +361,7 @@ static Token enqueue_copy(const char *function, void *to, const void *from, size
 
 using namespace emu;
 
-#define MAY_FAIL(code)                                                                                                 \
+#define MAY_FAIL(code)                                                                             \
     if (int error = injected_failure(__func__, code)) return set_error((cudaError_t)error)
 
 extern "C" {
@@ -329,12 +370,14 @@ void emu_progress(void) {
     if (settings().schedule != LAZY || choices.next() % 8 == 0) progress(false);
 }
 
-cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream) {
+cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream) {
     MAY_FAIL(cudaErrorInvalidValue);
     check_kind(__func__, to, from, kind);
     if (!bytes) return cudaSuccess;
     Token token = enqueue_copy(__func__, to, from, bytes, stream_of(stream));
-    if (!is_device(to) && !is_pinned(to)) wait_for(token);  // into pageable memory it returns when complete
+    if (!is_device(to) && !is_pinned(to))
+        wait_for(token);  // into pageable memory it returns when complete
     return cudaSuccess;
 }
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
@@ -368,7 +411,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return cudaSuccess;
 }
 
-// ---- streams ----------------------------------------------------------------------------------------------
+// ---- streams
+// ----------------------------------------------------------------------------------------------
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     default_stream();
@@ -402,7 +446,8 @@ cudaError_t cudaDeviceSynchronize() {
     return cudaSuccess;
 }
 
-// ---- events -----------------------------------------------------------------------------------------------
+// ---- events
+// -----------------------------------------------------------------------------------------------
 static Event *event_of(cudaEvent_t e) {
     if (!events.count((Event *)e)) fatal("%p is not a live event", (void *)e);
     return (Event *)e;
@@ -452,7 +497,8 @@ cudaError_t cudaEventQuery(cudaEvent_t e) {
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t first, cudaEvent_t last) {
     MAY_FAIL(cudaErrorUnknown);
     Event *a = event_of(first), *b = event_of(last);
-    if (!a->timing || !b->timing || !a->token || !b->token) return set_error(cudaErrorInvalidResourceHandle);
+    if (!a->timing || !b->timing || !a->token || !b->token)
+        return set_error(cudaErrorInvalidResourceHandle);
     if (!a->token->done || !b->token->done) return cudaErrorNotReady;
     *ms = (float)(1e3 * (b->token->seconds - a->token->seconds));
     return cudaSuccess;

@@ -1,5 +1,6 @@
-// symbols.cpp: what the emulator knows from the executable's own symbol table and debug information: the
-// extents of static __shared__ variables (function-local statics) and the source lines of reports.
+// symbols.cpp: what the emulator knows from the executable's own symbol table and debug
+// information: the extents of static __shared__ variables (function-local statics) and the source
+// lines of reports.
 #include "core.h"
 
 #include <algorithm>
@@ -19,8 +20,8 @@ struct Image {
     char *base = nullptr;  // load address
     const char *begin = nullptr, *end = nullptr;
     std::vector<std::pair<const char *, const char *>> constants;  // segments that are not writable
-    std::vector<StaticVariable> statics;              // sorted by address
-    std::map<const void *, std::string> functions;  // mangled names
+    std::vector<StaticVariable> statics;                           // sorted by address
+    std::map<const void *, std::string> functions;                 // mangled names
 };
 
 int find_program(struct dl_phdr_info *info, size_t, void *out) {
@@ -75,8 +76,9 @@ const Image &image() {
 
 const StaticVariable *find_static(const void *p) {
     const std::vector<StaticVariable> &all = image().statics;
-    auto after = std::upper_bound(all.begin(), all.end(), (const char *)p,
-                                  [](const char *a, const StaticVariable &v) { return a < v.begin; });
+    auto after =
+        std::upper_bound(all.begin(), all.end(), (const char *)p,
+                         [](const char *a, const StaticVariable &v) { return a < v.begin; });
     if (after == all.begin()) return nullptr;
     const StaticVariable &v = *--after;
     return (const char *)p < v.end ? &v : nullptr;
@@ -102,7 +104,8 @@ size_t static_shared_bytes(const void *function) {
     return bytes;
 }
 
-// addr2line names the inlined callers too; the first line outside the emulator's and the system's headers counts
+// addr2line names the inlined callers too; the first line outside the emulator's and the system's
+// headers counts
 static std::string look_up(const void *pc) {
     std::string where = text("%p", pc);
     if (!is_program(pc)) return where;
@@ -114,8 +117,8 @@ static std::string look_up(const void *pc) {
     while (fgets(line, sizeof line, pipe)) {
         std::string s = line;
         s = s.substr(0, s.find_first_of(" \n"));
-        bool header = s[0] == '?' || s.find("emulator/emu.h") != std::string::npos || s.find("/usr/") == 0 ||
-                      s.find("/cuda") != std::string::npos;
+        bool header = s[0] == '?' || s.find("emulator/emu.h") != std::string::npos ||
+                      s.find("/usr/") == 0 || s.find("/cuda") != std::string::npos;
         if (header) continue;
         where = s;
         break;

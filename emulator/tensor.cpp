@@ -1,6 +1,6 @@
-// tensor.cpp: the warp-wide tensor-core operations, computed once per warp by the last lane to arrive.
-// Fragment layouts as in kernels/ptx.cuh (PTX ISA). Products of bf16 are exact in fp32 and are added in
-// ascending k: a real tensor core adds in another order and truncates.
+// tensor.cpp: the warp-wide tensor-core operations, computed once per warp by the last lane to
+// arrive. Fragment layouts as in kernels/ptx.cuh (PTX ISA). Products of bf16 are exact in fp32 and
+// are added in ascending k: a real tensor core adds in another order and truncates.
 #include "core.h"
 
 namespace emu {
@@ -54,7 +54,8 @@ static void compute_ldmatrix(WarpLane *lane, uint32_t members) {
         const uint16_t *row[8];
         for (int r = 0; r < 8; r++) {
             memcpy(&row[r], lane[8 * m + r].in, sizeof row[r]);
-            if ((size_t)row[r] % 16) device_error("ldmatrix: row address %p is not 16-byte aligned", row[r]);
+            if ((size_t)row[r] % 16)
+                device_error("ldmatrix: row address %p is not 16-byte aligned", row[r]);
         }
         for (int l = 0; l < 32; l++) {
             int i = l / 4, j = l % 4 * 2;

@@ -1,5 +1,5 @@
-// test.h: for the emulator's own tests: a scenario runs in a child process and must end silently, or must end
-// with a report that contains the given words.
+// test.h: for the emulator's own tests: a scenario runs in a child process and must end silently,
+// or must end with a report that contains the given words.
 #pragma once
 
 #include <setjmp.h>
@@ -18,19 +18,19 @@ extern "C" {
 #include <cmocka.h>
 }
 
-#define CHECK(call)                                                                                                    \
-    do {                                                                                                               \
-        if ((int)(call) != 0) {                                                                                        \
-            fprintf(stderr, "%s:%d: %s failed\n", __FILE__, __LINE__, #call);                                         \
-            exit(3);                                                                                                   \
-        }                                                                                                              \
+#define CHECK(call)                                                                                \
+    do {                                                                                           \
+        if ((int)(call) != 0) {                                                                    \
+            fprintf(stderr, "%s:%d: %s failed\n", __FILE__, __LINE__, #call);                      \
+            exit(3);                                                                               \
+        }                                                                                          \
     } while (0)
-#define EXPECT(condition)                                                                                              \
-    do {                                                                                                               \
-        if (!(condition)) {                                                                                            \
-            fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);                                  \
-            exit(2);                                                                                                   \
-        }                                                                                                              \
+#define EXPECT(condition)                                                                          \
+    do {                                                                                           \
+        if (!(condition)) {                                                                        \
+            fprintf(stderr, "%s:%d: expected %s\n", __FILE__, __LINE__, #condition);               \
+            exit(2);                                                                               \
+        }                                                                                          \
     } while (0)
 
 struct Outcome {
@@ -46,7 +46,8 @@ template <class F> static Outcome run_scenario(F scenario) {
     fflush(stderr);
     pid_t child = fork();
     if (child == 0) {
-        for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL}) signal(number, SIG_DFL);  // not cmocka's handlers
+        for (int number : {SIGSEGV, SIGBUS, SIGFPE, SIGILL})
+            signal(number, SIG_DFL);  // not cmocka's handlers
         close(ends[0]);
         dup2(ends[1], 2);
         close(ends[1]);
@@ -82,8 +83,8 @@ template <class F> static void expect_report(const std::string &words, F scenari
         rest = bar == std::string::npos ? "" : rest.substr(bar + 1);
     }
     if (all) return;
-    fail_msg("expected a failing exit code and a report with \"%s\", found %d:\n%s", words.c_str(), o.status,
-             o.output.c_str());
+    fail_msg("expected a failing exit code and a report with \"%s\", found %d:\n%s", words.c_str(),
+             o.status, o.output.c_str());
 }
 
 static const char *const ORDERS[] = {"ascending", "descending", "random", "sticky"};

@@ -1,5 +1,5 @@
-// test_blas.cu: cublasLtMatmul of the emulator against double precision, for every epilogue, type and transpose it
-// offers; and its refusals.
+// test_blas.cu: cublasLtMatmul of the emulator against double precision, for every epilogue, type
+// and transpose it offers; and its refusals.
 #include "test.h"
 
 #include <cublasLt.h>
@@ -29,7 +29,8 @@ struct Matrix {
     }
 };
 static double rounded(cudaDataType type, double x) {
-    return type == CUDA_R_32F ? (double)(float)x : (double)__bfloat162float(__float2bfloat16_rn((float)x));
+    return type == CUDA_R_32F ? (double)(float)x
+                              : (double)__bfloat162float(__float2bfloat16_rn((float)x));
 }
 static Matrix make(cudaDataType type, int rows, int cols, int ld, int batch, unsigned seed) {
     Matrix x = {type, rows, cols, ld, batch, {}, nullptr};
@@ -50,8 +51,9 @@ static void download(Matrix *x) {
     std::vector<char> raw(x->bytes());
     CHECK(cudaMemcpy(raw.data(), x->device, raw.size(), cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < x->host.size(); i++)
-        x->host[i] = x->type == CUDA_R_32F ? (double)((float *)raw.data())[i]
-                                           : (double)__bfloat162float(((__nv_bfloat16 *)raw.data())[i]);
+        x->host[i] = x->type == CUDA_R_32F
+                         ? (double)((float *)raw.data())[i]
+                         : (double)__bfloat162float(((__nv_bfloat16 *)raw.data())[i]);
 }
 static cublasLtMatrixLayout_t layout(const Matrix &x) {
     cublasLtMatrixLayout_t l;
@@ -59,8 +61,10 @@ static cublasLtMatrixLayout_t layout(const Matrix &x) {
     if (x.batch > 1) {
         int32_t count = x.batch;
         int64_t stride = (int64_t)x.ld * x.cols;
-        CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count));
-        CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET, &stride, sizeof stride));
+        CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count,
+                                               sizeof count));
+        CHECK(cublasLtMatrixLayoutSetAttribute(l, CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET,
+                                               &stride, sizeof stride));
     }
     return l;
 }
@@ -68,10 +72,11 @@ static bool uses_aux(int e) {
     return e & 128;
 }
 static bool uses_bias(int e) {
-    return e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_GELU && e != CUBLASLT_EPILOGUE_GELU_AUX &&
-           e != CUBLASLT_EPILOGUE_DGELU;
+    return e != CUBLASLT_EPILOGUE_DEFAULT && e != CUBLASLT_EPILOGUE_GELU &&
+           e != CUBLASLT_EPILOGUE_GELU_AUX && e != CUBLASLT_EPILOGUE_DGELU;
 }
-template <class T> static void set(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const T &value) {
+template <class T>
+static void set(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t a, const T &value) {
     CHECK(cublasLtMatmulDescSetAttribute(d, a, &value, sizeof value));
 }
 
@@ -115,14 +120,17 @@ static cublasStatus_t multiply(const Problem &p, uint32_t alignment) {
         set(d, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, (int64_t)p.aux.ld);
     }
     CHECK(cublasLtMatmulPreferenceCreate(&preference));
-    for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++)
-        CHECK(cublasLtMatmulPreferenceSetAttribute(preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment, 4));
+    for (int a = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES;
+         a <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; a++)
+        CHECK(cublasLtMatmulPreferenceSetAttribute(
+            preference, (cublasLtMatmulPreferenceAttributes_t)a, &alignment, 4));
     cublasLtMatrixLayout_t l[4] = {layout(p.A), layout(p.B), layout(p.C), layout(p.D)};
-    cublasStatus_t status =
-        cublasLtMatmulAlgoGetHeuristic(handle, d, l[0], l[1], l[2], l[3], preference, 1, &result, &found);
+    cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, l[0], l[1], l[2], l[3],
+                                                           preference, 1, &result, &found);
     if (status == CUBLAS_STATUS_SUCCESS)
-        status = cublasLtMatmul(handle, d, &p.c.alpha, p.A.device, l[0], p.B.device, l[1], &p.c.beta, p.C.device, l[2],
-                                p.D.device, l[3], &result.algo, nullptr, 0, nullptr);
+        status =
+            cublasLtMatmul(handle, d, &p.c.alpha, p.A.device, l[0], p.B.device, l[1], &p.c.beta,
+                           p.C.device, l[2], p.D.device, l[3], &result.algo, nullptr, 0, nullptr);
     for (cublasLtMatrixLayout_t x : l) CHECK(cublasLtMatrixLayoutDestroy(x));
     CHECK(cublasLtMatmulPreferenceDestroy(preference));
     CHECK(cublasLtMatmulDescDestroy(d));
@@ -144,10 +152,15 @@ static void check(const Case &c) {
     download(&D);
     download(&bias);
     download(&aux);
-    auto a = [&](int i, int k, int b) { return c.transA == CUBLAS_OP_T ? p.A.at(k, i, b) : p.A.at(i, k, b); };
-    auto b = [&](int k, int j, int n) { return c.transB == CUBLAS_OP_T ? p.B.at(j, k, n) : p.B.at(k, j, n); };
+    auto a = [&](int i, int k, int b) {
+        return c.transA == CUBLAS_OP_T ? p.A.at(k, i, b) : p.A.at(i, k, b);
+    };
+    auto b = [&](int k, int j, int n) {
+        return c.transB == CUBLAS_OP_T ? p.B.at(j, k, n) : p.B.at(k, j, n);
+    };
     int e = c.epilogue;
-    bool adds_bias = (e & CUBLASLT_EPILOGUE_BIAS) != 0, applies_gelu = (e & CUBLASLT_EPILOGUE_GELU) != 0;
+    bool adds_bias = (e & CUBLASLT_EPILOGUE_BIAS) != 0,
+         applies_gelu = (e & CUBLASLT_EPILOGUE_GELU) != 0;
     bool applies_slope = (e & 64) != 0;
     std::vector<double> row_sum((size_t)c.m);
     for (int n = 0; n < c.batch; n++)
@@ -184,9 +197,12 @@ static void every_type_and_transpose_multiplies_right(void **) {
         for (auto types : {std::pair<cudaDataType, cudaDataType>{F, F}, {H, H}, {H, F}})
             for (cublasOperation_t ta : {N, T})
                 for (cublasOperation_t tb : {N, T}) {
-                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 19, 7, 300, 1});
-                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 0.5f, 1, 1, 1, 1, 1});
-                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 2, -1, 33, 13, 5, 3});
+                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 19,
+                           7, 300, 1});
+                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 0.5f, 1, 1,
+                           1, 1, 1});
+                    check({types.first, types.second, ta, tb, CUBLASLT_EPILOGUE_DEFAULT, 2, -1, 33,
+                           13, 5, 3});
                 }
     });
 }
@@ -194,10 +210,12 @@ static void every_epilogue_is_right(void **) {
     expect_silent([] {
         for (auto types : {std::pair<cudaDataType, cudaDataType>{F, F}, {H, H}, {H, F}})
             for (cublasLtEpilogue_t e :
-                 {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_AUX, CUBLASLT_EPILOGUE_GELU_BIAS,
-                  CUBLASLT_EPILOGUE_GELU_AUX_BIAS, CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD,
-                  CUBLASLT_EPILOGUE_BGRADA, CUBLASLT_EPILOGUE_BGRADB})
-                for (cublasOperation_t ta : {N, T}) check({types.first, types.second, ta, N, e, 1, 0.5f, 21, 9, 40, 1});
+                 {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_GELU, CUBLASLT_EPILOGUE_GELU_AUX,
+                  CUBLASLT_EPILOGUE_GELU_BIAS, CUBLASLT_EPILOGUE_GELU_AUX_BIAS,
+                  CUBLASLT_EPILOGUE_DGELU, CUBLASLT_EPILOGUE_DGELU_BGRAD, CUBLASLT_EPILOGUE_BGRADA,
+                  CUBLASLT_EPILOGUE_BGRADB})
+                for (cublasOperation_t ta : {N, T})
+                    check({types.first, types.second, ta, N, e, 1, 0.5f, 21, 9, 40, 1});
     });
 }
 static void shapes_that_do_not_fit_are_refused(void **) {
@@ -209,12 +227,14 @@ static void shapes_that_do_not_fit_are_refused(void **) {
 }
 static void a_combination_of_types_that_does_not_exist_is_refused(void **) {
     expect_report("combination of types", [] {
-        exit(multiply(problem({F, H, N, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 8, 8, 8, 1}), 16) == CUBLAS_STATUS_NOT_SUPPORTED);
+        exit(multiply(problem({F, H, N, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 8, 8, 8, 1}), 16) ==
+             CUBLAS_STATUS_NOT_SUPPORTED);
     });
 }
 static void an_unknown_epilogue_is_refused(void **) {
     expect_report("epilogue 2 is not supported", [] {
-        exit(multiply(problem({F, F, N, N, CUBLASLT_EPILOGUE_RELU, 1, 0, 8, 8, 8, 1}), 16) == CUBLAS_STATUS_NOT_SUPPORTED);
+        exit(multiply(problem({F, F, N, N, CUBLASLT_EPILOGUE_RELU, 1, 0, 8, 8, 8, 1}), 16) ==
+             CUBLAS_STATUS_NOT_SUPPORTED);
     });
 }
 static void pointers_less_aligned_than_the_heuristic_was_told_are_refused(void **) {

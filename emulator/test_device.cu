@@ -1,7 +1,9 @@
-// test_device.cu: the device language of the emulator: correct kernels give the right numbers and no report, in
-// every order of threads and in every build.
+// test_device.cu: the device language of the emulator: correct kernels give the right numbers and
+// no report, in every order of threads and in every build.
 #include "kernels/ptx.cuh"
 #include "test.h"
+
+#include <cuda_bf16.h>
 
 #include <math.h>
 #include <vector>
@@ -27,7 +29,8 @@ template <class T> static std::vector<T> to_host(const T *d, size_t n) {
     return host;
 }
 
-// ---- block reduction: shuffles, static shared memory, barriers ------------------------------------------------
+// ---- block reduction: shuffles, static shared memory, barriers
+// ------------------------------------------------
 __global__ void __launch_bounds__(256) block_sum(float *out, const float *in, int n) {
     __shared__ float partial[32];
     int warps = (int)blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -57,7 +60,8 @@ static void a_block_reduction_sums_every_element(void **) {
     });
 }
 
-// ---- dynamic shared memory above 48 KiB, three-dimensional blocks ---------------------------------------------
+// ---- dynamic shared memory above 48 KiB, three-dimensional blocks
+// ---------------------------------------------
 template <class T> __global__ void reverse(T *x, int n) {
     extern __shared__ __align__(16) unsigned char raw[];
     T *s = (T *)raw;
@@ -73,7 +77,8 @@ static void large_dynamic_shared_memory_works_after_opting_in(void **) {
         std::vector<double> x(n);
         for (int i = 0; i < n; i++) x[(size_t)i] = i;
         double *d = to_device(x);
-        CHECK(cudaFuncSetAttribute(reverse<double>, cudaFuncAttributeMaxDynamicSharedMemorySize, n * 8));
+        CHECK(cudaFuncSetAttribute(reverse<double>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   n * 8));
         reverse<double><<<1, dim3(5, 4, 3), n * sizeof(double)>>>(d, n);
         CHECK(cudaGetLastError());
         x = to_host(d, n);
@@ -81,7 +86,8 @@ static void large_dynamic_shared_memory_works_after_opting_in(void **) {
     });
 }
 
-// ---- warp collectives against their definition -----------------------------------------------------------------
+// ---- warp collectives against their definition
+// -----------------------------------------------------------------
 __global__ void warp_collectives(unsigned *out) {
     unsigned lane = threadIdx.x, x = lane * 2654435761u;
     unsigned *o = out + lane * 12;
@@ -94,7 +100,8 @@ __global__ void warp_collectives(unsigned *out) {
     o[6] = __shfl_up_sync(~0u, x, 3);
     o[7] = __shfl_sync(~0u, x, (int)(lane * 5), 8);
     o[8] = __match_any_sync(~0u, lane % 5);
-    unsigned half = lane < 16 ? 0xffffu : 0xffff0000u;  // both halves at once, each with its own mask
+    unsigned half =
+        lane < 16 ? 0xffffu : 0xffff0000u;  // both halves at once, each with its own mask
     o[9] = __reduce_add_sync(half, lane);
     o[10] = __shfl_down_sync(~0u, x, 4, 16);
     o[11] = (unsigned)__popc(x) + (unsigned)__clz((int)x) + (unsigned)__ffs((int)x);
@@ -117,19 +124,22 @@ static void warp_collectives_follow_their_definition(void **) {
         for (unsigned l = 0; l < 32; l++) {
             unsigned *o = &r[l * 12], same = 0;
             for (unsigned i = l % 5; i < 32; i += 5) same |= 1u << i;
-            EXPECT(o[0] == odd && o[1] == 1 && o[2] == sum && o[3] == (unsigned)least && o[4] == most && o[5] == all_xor);
+            EXPECT(o[0] == odd && o[1] == 1 && o[2] == sum && o[3] == (unsigned)least &&
+                   o[4] == most && o[5] == all_xor);
             EXPECT(o[6] == x[l < 3 ? l : l - 3]);
             EXPECT(o[7] == x[l / 8 * 8 + l * 5 % 8]);
             EXPECT(o[8] == same);
             EXPECT(o[9] == (l < 16 ? 120u : 376u));
             EXPECT(o[10] == x[l % 16 + 4 < 16 ? l + 4 : l]);
-            EXPECT(o[11] == (unsigned)__builtin_popcount(x[l]) + (x[l] ? (unsigned)__builtin_clz(x[l]) : 32) +
+            EXPECT(o[11] == (unsigned)__builtin_popcount(x[l]) +
+                                (x[l] ? (unsigned)__builtin_clz(x[l]) : 32) +
                                 (unsigned)__builtin_ffs((int)x[l]));
         }
     });
 }
 
-// ---- atomics; the last block to finish adds up ------------------------------------------------------------------
+// ---- atomics; the last block to finish adds up
+// ------------------------------------------------------------------
 __global__ void atomics(int *i, unsigned long long *u, float *f, double *d, unsigned *histogram) {
     atomicAdd(i, 1);
     atomicMax(u, (unsigned long long)(blockIdx.x * blockDim.x + threadIdx.x));
@@ -160,9 +170,11 @@ static void atomics_count_every_thread(void **) {
     in_every_order([] {
         int *i = to_device(std::vector<int>(2));
         unsigned long long *u = to_device(std::vector<unsigned long long>(1));
-        float *f = to_device(std::vector<float>(1)), *partial = to_device(std::vector<float>(8)), *total;
+        float *f = to_device(std::vector<float>(1)), *partial = to_device(std::vector<float>(8)),
+              *total;
         double *d = to_device(std::vector<double>(1));
-        unsigned *h = to_device(std::vector<unsigned>(4)), *ticket = to_device(std::vector<unsigned>(1));
+        unsigned *h = to_device(std::vector<unsigned>(4)),
+                 *ticket = to_device(std::vector<unsigned>(1));
         CHECK(cudaMalloc(&total, 4));
         atomics<<<4, 64>>>(i, u, f, d, h);
         last_block_sum<<<8, 64>>>(partial, ticket, total);
@@ -173,7 +185,8 @@ static void atomics_count_every_thread(void **) {
     });
 }
 
-// ---- votes of the whole block, threads that have left, __syncwarp -----------------------------------------------
+// ---- votes of the whole block, threads that have left, __syncwarp
+// -----------------------------------------------
 __global__ void votes(int *out) {
     if (threadIdx.x >= 96) return;
     int any = __syncthreads_or(threadIdx.x == 50), all = __syncthreads_and(threadIdx.x < 95);
@@ -192,7 +205,8 @@ static void votes_count_the_threads_that_are_left(void **) {
     });
 }
 
-// ---- bf16 vectors of 16 bytes ----------------------------------------------------------------------------------
+// ---- bf16 vectors of 16 bytes
+// ----------------------------------------------------------------------------------
 __global__ void scale_bf16(__nv_bfloat16 *x, float by, int n) {
     int i = 8 * (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n) return;
@@ -210,7 +224,8 @@ static void bf16_vectors_are_loaded_and_stored_whole(void **) {
         __nv_bfloat16 *d = to_device(x);
         scale_bf16<<<3, 32>>>(d, 0.5f, 520);
         std::vector<__nv_bfloat16> r = to_host(d, 520);
-        for (size_t i = 0; i < x.size(); i++) EXPECT(__bfloat162float(r[i]) == 0.5f * __bfloat162float(x[i]));
+        for (size_t i = 0; i < x.size(); i++)
+            EXPECT(__bfloat162float(r[i]) == 0.5f * __bfloat162float(x[i]));
     });
 }
 
@@ -231,15 +246,17 @@ static void neighbouring_bytes_of_two_threads_do_not_conflict(void **) {
     });
 }
 
-// ---- tensor cores: C (M,N) = A (M,K) B (K,N), one warp per 16 x 16 tile ------------------------------------------
-// A comes through ldmatrix x4, B (row-major, K x N) through the transposed form, both double-buffered by cp.async.
+// ---- tensor cores: C (M,N) = A (M,K) B (K,N), one warp per 16 x 16 tile
+// ------------------------------------------ A comes through ldmatrix x4, B (row-major, K x N)
+// through the transposed form, both double-buffered by cp.async.
 constexpr int TILE = 16, ROW = TILE + 8;  // padded row of a tile in shared memory, 16-byte aligned
 __device__ void load_tile(__nv_bfloat16 *tile, const __nv_bfloat16 *x, int rows, int ld) {
     int lane = threadIdx.x % 32, row = lane / 2, half = lane % 2 * 8;
     bool valid = row < rows;
     cp_async_16(tile + row * ROW + half, x + (valid ? (size_t)row * ld : 0) + half, valid);
 }
-__global__ void tensor_matmul(float *C, const __nv_bfloat16 *A, const __nv_bfloat16 *B, int M, int N, int K) {
+__global__ void tensor_matmul(float *C, const __nv_bfloat16 *A, const __nv_bfloat16 *B, int M,
+                              int N, int K) {
     __shared__ __align__(16) __nv_bfloat16 sa[2][TILE * ROW], sb[2][TILE * ROW];
     int lane = threadIdx.x, m0 = blockIdx.y * TILE, n0 = blockIdx.x * TILE, steps = K / TILE;
     float acc[2][4] = {};
@@ -261,8 +278,10 @@ __global__ void tensor_matmul(float *C, const __nv_bfloat16 *A, const __nv_bfloa
         ldmatrix_x4(a, sa[now] + lane % 16 * ROW + lane / 16 * 8);
         ldmatrix_x4_trans(b, sb[now] + lane % 16 * ROW + lane / 16 * 8);
         ldmatrix_x2_trans(b_left, sb[now] + lane % 16 * ROW);
-        ldmatrix_x2(b_right, sa[now] + lane % 8 * ROW + lane / 8 % 2 * 8);  // rows 0..7 of A: a[0], a[2]
-        if (b_left[0] != b[0] || b_left[1] != b[1] || b_right[0] != a[0] || b_right[1] != a[2]) __trap();
+        ldmatrix_x2(b_right,
+                    sa[now] + lane % 8 * ROW + lane / 8 % 2 * 8);  // rows 0..7 of A: a[0], a[2]
+        if (b_left[0] != b[0] || b_left[1] != b[1] || b_right[0] != a[0] || b_right[1] != a[2])
+            __trap();
         mma_m16n8k16_bf16(acc[0], a, b, acc[0]);
         mma_m16n8k16_bf16(acc[1], a, b + 2, acc[1]);
         __syncwarp();
@@ -281,13 +300,15 @@ static void tensor_cores_ldmatrix_and_cp_async_multiply_matrices(void **) {
         for (size_t i = 0; i < B.size(); i++) B[i] = __float2bfloat16_rn((float)(i * 5 % 11) - 5);
         float *C;
         CHECK(cudaMalloc(&C, M * N * 4));
-        tensor_matmul<<<dim3(N / TILE, (M + TILE - 1) / TILE), 32>>>(C, to_device(A), to_device(B), M, N, K);
+        tensor_matmul<<<dim3(N / TILE, (M + TILE - 1) / TILE), 32>>>(C, to_device(A), to_device(B),
+                                                                     M, N, K);
         std::vector<float> r = to_host(C, M * N);
         for (int i = 0; i < M; i++)
             for (int j = 0; j < N; j++) {
                 float expected = 0;  // small integers: exact
                 for (int k = 0; k < K; k++)
-                    expected += __bfloat162float(A[(size_t)(i * K + k)]) * __bfloat162float(B[(size_t)(k * N + j)]);
+                    expected += __bfloat162float(A[(size_t)(i * K + k)]) *
+                                __bfloat162float(B[(size_t)(k * N + j)]);
                 EXPECT(r[(size_t)(i * N + j)] == expected);
             }
     });

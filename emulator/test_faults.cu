@@ -1,9 +1,12 @@
-// test_faults.cu: seeded faults on one device: each must be reported by the build that can see it, with the place.
+// test_faults.cu: seeded faults on one device: each must be reported by the build that can see it,
+// with the place.
 #include "kernels/ptx.cuh"
 #include "test.h"
 
+#include <atomic>
 #include <cublasLt.h>
 #include <nccl.h>
+#include <pthread.h>
 
 static float *device_floats(size_t n) {
     float *d;
@@ -38,7 +41,8 @@ static std::string at(int line) {
     return "|emulator/test_faults.cu:" + std::to_string(line);
 }
 
-// ---- synchronisation inside a block -----------------------------------------------------------------------------
+// ---- synchronisation inside a block
+// -----------------------------------------------------------------------------
 constexpr int MISSING_SYNC = __LINE__ + 3;
 __global__ void missing_syncthreads(float *p) {
     __shared__ float s[64];
@@ -46,11 +50,13 @@ __global__ void missing_syncthreads(float *p) {
     p[threadIdx.x] = s[63 - threadIdx.x];
 }
 static void a_missing_syncthreads_is_a_race(void **) {
-    expect_in_race_build("conflict in shared memory|missing_syncthreads" + at(MISSING_SYNC) + at(MISSING_SYNC + 1), [] {
-        float *p = device_floats(64);
-        missing_syncthreads<<<1, 64>>>(p);
-        finish();
-    });
+    expect_in_race_build("conflict in shared memory|missing_syncthreads" + at(MISSING_SYNC) +
+                             at(MISSING_SYNC + 1),
+                         [] {
+                             float *p = device_floats(64);
+                             missing_syncthreads<<<1, 64>>>(p);
+                             finish();
+                         });
 }
 __global__ void second_write_too_early(float *p) {
     __shared__ float s[64];
@@ -157,7 +163,8 @@ static void a_spinning_kernel_is_reported(void **) {
     });
 }
 
-// ---- cp.async --------------------------------------------------------------------------------------------------
+// ---- cp.async
+// --------------------------------------------------------------------------------------------------
 template <bool WAIT> __global__ void copy_through_shared(float4 *out, const float4 *in) {
     __shared__ float4 s[32];
     cp_async_16(&s[threadIdx.x], in + threadIdx.x, true);
@@ -179,7 +186,8 @@ static void reading_what_cp_async_brings_before_the_wait_is_reported(void **) {
     });
 }
 
-// ---- memory -----------------------------------------------------------------------------------------------------
+// ---- memory
+// -----------------------------------------------------------------------------------------------------
 __global__ void write_at(float *p, long i) {
     p[i] = 1;
 }
@@ -196,11 +204,14 @@ static void a_write_just_behind_an_allocation_is_reported(void **) {
         });
 }
 static void a_read_behind_an_allocation_is_reported(void **) {
-    expect_in_checked_builds((ASAN_BUILD ? "AddressSanitizer" : "read of 4 bytes out of bounds in global memory") + at(READ_AT), [] {
-        float *p = device_floats(10);
-        read_at<<<1, 1>>>(p, 10);
-        finish();
-    });
+    expect_in_checked_builds(
+        (ASAN_BUILD ? "AddressSanitizer" : "read of 4 bytes out of bounds in global memory") +
+            at(READ_AT),
+        [] {
+            float *p = device_floats(10);
+            read_at<<<1, 1>>>(p, 10);
+            finish();
+        });
 }
 static void a_use_of_freed_memory_is_reported(void **) {
     expect_report("read_at", [] {
@@ -331,7 +342,8 @@ static void a_signed_overflow_is_reported(void **) {
     });
 }
 
-// ---- launches and limits -----------------------------------------------------------------------------------------
+// ---- launches and limits
+// -----------------------------------------------------------------------------------------
 __global__ void uses_dynamic_shared(float *p) {
     extern __shared__ float s[];
     s[threadIdx.x] = 0;
@@ -350,15 +362,18 @@ static void more_than_48_kib_without_opting_in_fails_the_launch(void **) {
     });
     expect_silent([] {
         float *p = device_floats(64);
-        CHECK(cudaFuncSetAttribute(uses_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 100000));
+        CHECK(cudaFuncSetAttribute(uses_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                   100000));
         uses_dynamic_shared<<<1, 64, 100000>>>(p);
         finish();
-        EXPECT(cudaFuncSetAttribute(uses_dynamic_shared, cudaFuncAttributeMaxDynamicSharedMemorySize, 227 * 1024 + 1) ==
-               cudaErrorInvalidValue);
+        EXPECT(cudaFuncSetAttribute(uses_dynamic_shared,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                    227 * 1024 + 1) == cudaErrorInvalidValue);
     });
 }
 static void too_large_blocks_and_grids_fail_the_launch(void **) {
-    for (auto shape : {std::pair<dim3, dim3>{1, 1025}, {1, dim3(1, 1, 65)}, {dim3(1, 65536), 1}, {0, 32}})
+    for (auto shape :
+         {std::pair<dim3, dim3>{1, 1025}, {1, dim3(1, 1, 65)}, {dim3(1, 65536), 1}, {0, 32}})
         expect_report("launch of (write_at)|fails", [shape] {
             float *p = device_floats(64);
             write_at<<<shape.first, shape.second>>>(p, 0);
@@ -367,22 +382,26 @@ static void too_large_blocks_and_grids_fail_the_launch(void **) {
 }
 static void error_codes_come_on_demand(void **) {
     expect_silent([] {
-        setenv("EMU_FAIL", "cudaMalloc:2,cudaStreamSynchronize:1:700,launch:1,ncclGetUniqueId:1:2", 1);
+        setenv("EMU_FAIL", "cudaMalloc:2,cudaStreamSynchronize:1:700,launch:1,ncclGetUniqueId:1:2",
+               1);
         void *p;
         ncclUniqueId id;
         EXPECT(cudaMalloc(&p, 4) == cudaSuccess && cudaMalloc(&p, 4) == cudaErrorMemoryAllocation);
-        EXPECT(cudaGetLastError() == cudaErrorMemoryAllocation && cudaGetLastError() == cudaSuccess);
+        EXPECT(cudaGetLastError() == cudaErrorMemoryAllocation &&
+               cudaGetLastError() == cudaSuccess);
         EXPECT(cudaMalloc(&p, 4) == cudaSuccess);
         EXPECT(cudaStreamSynchronize(nullptr) == cudaErrorIllegalAddress);
         write_at<<<1, 1>>>((float *)p, 0);
-        EXPECT(cudaPeekAtLastError() == cudaErrorLaunchFailure && cudaGetLastError() == cudaErrorLaunchFailure);
+        EXPECT(cudaPeekAtLastError() == cudaErrorLaunchFailure &&
+               cudaGetLastError() == cudaErrorLaunchFailure);
         EXPECT(ncclGetUniqueId(&id) == ncclSystemError && ncclGetUniqueId(&id) == ncclSuccess);
     });
     expect_silent([] {
         setenv("EMU_MEMORY", "1000", 1);
         void *p;
         size_t free_bytes, total;
-        EXPECT(cudaMalloc(&p, 600) == cudaSuccess && cudaMemGetInfo(&free_bytes, &total) == cudaSuccess);
+        EXPECT(cudaMalloc(&p, 600) == cudaSuccess &&
+               cudaMemGetInfo(&free_bytes, &total) == cudaSuccess);
         EXPECT(free_bytes == 400 && total == 1000);
         EXPECT(cudaMalloc(&p, 600) == cudaErrorMemoryAllocation && p == nullptr);
     });
@@ -398,7 +417,8 @@ static void copies_are_checked(void **) {
     });
 }
 
-// ---- streams and the host ----------------------------------------------------------------------------------------
+// ---- streams and the host
+// ----------------------------------------------------------------------------------------
 __global__ void add_one(float *p, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] += 1;
 }
@@ -423,7 +443,8 @@ template <bool WAIT> static void two_streams_add() {
 }
 static void a_missing_wait_between_streams_is_a_race_under_every_schedule(void **) {
     for (const char *schedule : SCHEDULES) {
-        expect_in_race_build("conflict in global memory without an order between kernel (add_one)|on stream 2|on stream 3",
+        expect_in_race_build("conflict in global memory without an order between kernel "
+                             "(add_one)|on stream 2|on stream 3",
                              [schedule] {
                                  setenv("EMU_SCHEDULE", schedule, 1);
                                  two_streams_add<false>();
@@ -467,13 +488,35 @@ static void a_pinned_source_that_the_host_overwrites_too_early_is_reported(void 
     });
 }
 
-// ---- cuBLASLt ----------------------------------------------------------------------------------------------------
+static std::atomic<bool> stop;
+static void *count(void *p) {
+    while (!stop.load()) ++*(volatile long *)p;
+    return nullptr;
+}
+static void another_host_thread_may_work_while_kernels_run(void **) {
+    expect_silent([] {
+        static volatile long counter;
+        pthread_t thread;
+        CHECK(pthread_create(&thread, nullptr, count, (void *)&counter));
+        float *p = device_floats(4096);
+        for (int i = 0; i < 20 || counter == 0; i++) {
+            add_one<<<1, 32>>>(p, 4096);
+            finish();
+        }
+        stop = true;
+        CHECK(pthread_join(thread, nullptr));
+    });
+}
+
+// ---- cuBLASLt
+// ----------------------------------------------------------------------------------------------------
 static void an_unsupported_cublaslt_attribute_is_an_error(void **) {
     expect_report("matmul attribute 17 is not supported", [] {
         cublasLtMatmulDesc_t d;
         CHECK(cublasLtMatmulDescCreate(&d, CUBLAS_COMPUTE_32F, CUDA_R_32F));
         void *scale = nullptr;
-        CHECK(cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale, sizeof scale));
+        CHECK(cublasLtMatmulDescSetAttribute(d, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale,
+                                             sizeof scale));
     });
 }
 
@@ -509,6 +552,7 @@ int main(void) {
         cmocka_unit_test(a_missing_wait_between_streams_is_a_race_under_every_schedule),
         cmocka_unit_test(a_host_read_of_pinned_memory_before_the_copy_is_done_is_reported),
         cmocka_unit_test(a_pinned_source_that_the_host_overwrites_too_early_is_reported),
+        cmocka_unit_test(another_host_thread_may_work_while_kernels_run),
         cmocka_unit_test(an_unsupported_cublaslt_attribute_is_an_error),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);

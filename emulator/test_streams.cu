@@ -1,5 +1,6 @@
-// test_streams.cu: streams, events and NCCL between processes: a toy sharded training step with double-buffered
-// all-gather and reduce-scatter gives the reference's numbers under every schedule; seeded defects are caught.
+// test_streams.cu: streams, events and NCCL between processes: a toy sharded training step with
+// double-buffered all-gather and reduce-scatter gives the reference's numbers under every schedule;
+// seeded defects are caught.
 #include "test.h"
 
 #include <math.h>
@@ -36,16 +37,17 @@ template <class F> static void run_ranks(int n, F f) {
     exit(worst);
 }
 
-// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks ------------------------------------
+// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks
+// ------------------------------------
 enum Defect {
     NONE,
-    NO_WAIT_FOR_GATHER,      // compute does not wait for the all-gather
-    NO_WAIT_FOR_USE,         // the next all-gather does not wait until the buffer has been used
-    NO_WAIT_FOR_GRADIENT,    // reduce-scatter does not wait for the backward
-    NO_WAIT_FOR_UPDATE,      // the next step's gather does not wait for the update
-    SWAPPED_COLLECTIVES,     // on rank 1
-    SKIPPED_COLLECTIVE,      // on rank 1
-    HOST_READS_TOO_EARLY,    // the loss, without synchronising
+    NO_WAIT_FOR_GATHER,    // compute does not wait for the all-gather
+    NO_WAIT_FOR_USE,       // the next all-gather does not wait until the buffer has been used
+    NO_WAIT_FOR_GRADIENT,  // reduce-scatter does not wait for the backward
+    NO_WAIT_FOR_UPDATE,    // the next step's gather does not wait for the update
+    SWAPPED_COLLECTIVES,   // on rank 1
+    SKIPPED_COLLECTIVE,    // on rank 1
+    HOST_READS_TOO_EARLY,  // the loss, without synchronising
 };
 constexpr int LAYERS = 4, D = 128, STEPS = 2;
 
@@ -112,7 +114,8 @@ struct Toy {
     ncclComm_t gather_comm, reduce_comm;
     cudaStream_t compute, gather_stream, reduce_stream;
     cudaEvent_t gathered[2], used[2], computed[2], reduced[2], updated;
-    float *w[LAYERS], *dw[LAYERS], *saved[LAYERS], *full[2], *grad[2], *x, *dx, *loss, *host_loss, *host_x;
+    float *w[LAYERS], *dw[LAYERS], *saved[LAYERS], *full[2], *grad[2], *x, *dx, *loss, *host_loss,
+        *host_x;
 };
 
 static float *device_floats(int n) {
@@ -141,7 +144,8 @@ static void toy_init(Toy *t, int rank, int ranks, const ncclUniqueId &id, Defect
         t->dw[l] = device_floats(t->shard);
         t->saved[l] = device_floats(D);
         std::vector<float> host((size_t)t->shard);
-        for (int i = 0; i < t->shard; i++) host[(size_t)i] = (float)initial_weight(l, rank * t->shard + i);
+        for (int i = 0; i < t->shard; i++)
+            host[(size_t)i] = (float)initial_weight(l, rank * t->shard + i);
         CHECK(cudaMemcpy(t->w[l], host.data(), (size_t)t->shard * 4, cudaMemcpyHostToDevice));
     }
     t->x = device_floats(D);
@@ -155,27 +159,31 @@ static void toy_init(Toy *t, int rank, int ranks, const ncclUniqueId &id, Defect
 
 static void toy_gather(Toy *t, int layer, int b) {
     if (t->defect != NO_WAIT_FOR_USE) CHECK(cudaStreamWaitEvent(t->gather_stream, t->used[b], 0));
-    CHECK(ncclAllGather(t->w[layer], t->full[b], (size_t)t->shard, ncclFloat32, t->gather_comm, t->gather_stream));
+    CHECK(ncclAllGather(t->w[layer], t->full[b], (size_t)t->shard, ncclFloat32, t->gather_comm,
+                        t->gather_stream));
     CHECK(cudaEventRecord(t->gathered[b], t->gather_stream));
 }
 static void toy_reduce(Toy *t, int layer, int b) {
-    if (t->defect != NO_WAIT_FOR_GRADIENT) CHECK(cudaStreamWaitEvent(t->reduce_stream, t->computed[b], 0));
+    if (t->defect != NO_WAIT_FOR_GRADIENT)
+        CHECK(cudaStreamWaitEvent(t->reduce_stream, t->computed[b], 0));
     bool skip = t->defect == SKIPPED_COLLECTIVE && t->rank == 1 && layer == 2;
     if (!skip)
-        CHECK(ncclReduceScatter(t->grad[b], t->dw[layer], (size_t)t->shard, ncclFloat32, ncclSum, t->reduce_comm,
-                                t->reduce_stream));
+        CHECK(ncclReduceScatter(t->grad[b], t->dw[layer], (size_t)t->shard, ncclFloat32, ncclSum,
+                                t->reduce_comm, t->reduce_stream));
     CHECK(cudaEventRecord(t->reduced[b], t->reduce_stream));
 }
 
 static void toy_step(Toy *t) {
     CHECK(cudaMemcpyAsync(t->x, t->host_x, D * 4, cudaMemcpyHostToDevice, t->compute));
-    if (t->defect != NO_WAIT_FOR_UPDATE) CHECK(cudaStreamWaitEvent(t->gather_stream, t->updated, 0));
+    if (t->defect != NO_WAIT_FOR_UPDATE)
+        CHECK(cudaStreamWaitEvent(t->gather_stream, t->updated, 0));
     int k = 0;  // position in the sequence of layers: buffer k % 2
     toy_gather(t, 0, 0);
     for (int l = 0; l < LAYERS; l++, k++) {
         int b = k % 2;
         if (l + 1 < LAYERS) toy_gather(t, l + 1, 1 - b);
-        if (t->defect != NO_WAIT_FOR_GATHER) CHECK(cudaStreamWaitEvent(t->compute, t->gathered[b], 0));
+        if (t->defect != NO_WAIT_FOR_GATHER)
+            CHECK(cudaStreamWaitEvent(t->compute, t->gathered[b], 0));
         toy_forward<<<2, D / 2, 0, t->compute>>>(t->x, t->full[b], t->saved[l], D);
         CHECK(cudaEventRecord(t->used[b], t->compute));
     }
@@ -195,7 +203,8 @@ static void toy_step(Toy *t) {
         if (swap) toy_gather(t, l - 1, 1 - b);
     }
     for (int b = 0; b < 2; b++) CHECK(cudaStreamWaitEvent(t->compute, t->reduced[b], 0));
-    for (int l = 0; l < LAYERS; l++) toy_update<<<1, D, 0, t->compute>>>(t->w[l], t->dw[l], 0.01f, t->shard);
+    for (int l = 0; l < LAYERS; l++)
+        toy_update<<<1, D, 0, t->compute>>>(t->w[l], t->dw[l], 0.01f, t->shard);
     CHECK(cudaEventRecord(t->updated, t->compute));
 }
 
@@ -224,11 +233,14 @@ static void the_toy_step_equals_the_reference_under_every_schedule(void **) {
             for (int seed = 1; seed <= 3; seed++)
                 expect_silent([=] {
                     with_schedule(schedule, seed);
-                    run_ranks(ranks, [=](int r, const ncclUniqueId &id) { toy_train(r, ranks, id, NONE); });
+                    run_ranks(ranks, [=](int r, const ncclUniqueId &id) {
+                        toy_train(r, ranks, id, NONE);
+                    });
                 });
 }
 
-// The race build reports a missing wait under every schedule; the plain build under some seed of `priority`.
+// The race build reports a missing wait under every schedule; the plain build under some seed of
+// `priority`.
 static void expect_missing_wait(Defect defect) {
     for (const char *schedule : SCHEDULES) {
         auto scenario = [=](int seed) {
@@ -236,11 +248,15 @@ static void expect_missing_wait(Defect defect) {
             run_ranks(2, [=](int r, const ncclUniqueId &id) { toy_train(r, 2, id, defect); });
         };
         if (RACE_BUILD) {
-            expect_report("conflict in global memory without an order between", [&] { scenario(1); });
+            expect_report("conflict in global memory without an order between",
+                          [&] { scenario(1); });
         } else if (!strcmp(schedule, "priority")) {
             int found = 0;
-            for (int seed = 1; seed <= 8; seed++) found += run_scenario([&] { scenario(seed); }).status != 0;
-            if (found == 0) fail_msg("defect %d: expected a wrong result under one of 8 seeds, found none", (int)defect);
+            for (int seed = 1; seed <= 8; seed++)
+                found += run_scenario([&] { scenario(seed); }).status != 0;
+            if (found == 0)
+                fail_msg("defect %d: expected a wrong result under one of 8 seeds, found none",
+                         (int)defect);
         }
     }
 }
@@ -265,11 +281,13 @@ static void expect_in_training(const char *words, Defect defect) {
         });
 }
 static void swapped_collectives_are_named_on_both_ranks(void **) {
-    expect_in_training("collective mismatch|rank 0 issues #|AllGather of 64 float32|rank 1 issues #|ReduceScatter of 64",
+    expect_in_training("collective mismatch|rank 0 issues #|AllGather of 64 float32|rank 1 issues "
+                       "#|ReduceScatter of 64",
                        SWAPPED_COLLECTIVES);
 }
 static void a_skipped_collective_is_a_stall_that_names_what_each_rank_has_posted(void **) {
-    expect_in_training("no progress|waiting for its peers|communicator 1 rank 0: posted #4|communicator 1 rank 1: posted #3",
+    expect_in_training("no progress|waiting for its peers|communicator 1 rank 0: posted "
+                       "#4|communicator 1 rank 1: posted #3",
                        SKIPPED_COLLECTIVE);
 }
 static void a_loss_that_the_host_reads_too_early_is_caught(void **) {
@@ -278,12 +296,15 @@ static void a_loss_that_the_host_reads_too_early_is_caught(void **) {
         if (eager && !RACE_BUILD) continue;
         expect_report(RACE_BUILD ? "conflict in pinned host memory" : "WRONG RESULT", [=] {
             with_schedule(schedule, 1);
-            run_ranks(2, [=](int r, const ncclUniqueId &id) { toy_train(r, 2, id, HOST_READS_TOO_EARLY); });
+            run_ranks(2, [=](int r, const ncclUniqueId &id) {
+                toy_train(r, 2, id, HOST_READS_TOO_EARLY);
+            });
         });
     }
 }
 
-// ---- collectives ---------------------------------------------------------------------------------------------------
+// ---- collectives
+// ---------------------------------------------------------------------------------------------------
 template <class T> static T *upload(const std::vector<T> &host) {
     T *d;
     CHECK(cudaMalloc(&d, host.size() * sizeof(T)));
@@ -306,13 +327,16 @@ template <class T> static std::vector<T> numbers(int rank, size_t n) {
 template <class T> static double value(T x) {
     return (double)(float)x;
 }
-// Every collective, out of place and in place, sum, max and min; small whole numbers: exact in every type.
-template <class T> static void check_type(ncclDataType_t type, int rank, int ranks, ncclComm_t comm, cudaStream_t s) {
+// Every collective, out of place and in place, sum, max and min; small whole numbers: exact in
+// every type.
+template <class T>
+static void check_type(ncclDataType_t type, int rank, int ranks, ncclComm_t comm, cudaStream_t s) {
     const size_t n = 37, all = n * (size_t)ranks;
     T *in = upload(numbers<T>(rank, all)), *out = upload(std::vector<T>(all));
     CHECK(ncclAllReduce(in, out, all, type, ncclMax, comm, s));
     CHECK(cudaStreamSynchronize(s));
-    for (size_t i = 0; i < all; i++) EXPECT(value(download(out, all)[i]) == value(number<T>(ranks - 1, i)));
+    for (size_t i = 0; i < all; i++)
+        EXPECT(value(download(out, all)[i]) == value(number<T>(ranks - 1, i)));
     CHECK(ncclAllReduce(in, out, all, type, ncclMin, comm, s));
     CHECK(cudaStreamSynchronize(s));
     for (size_t i = 0; i < all; i++) EXPECT(value(download(out, all)[i]) == value(number<T>(0, i)));
@@ -385,7 +409,8 @@ static void a_communicator_splits_by_color_and_key(void **) {
 static void grouped_sends_and_receives_cross(void **) {
     in_ranks(3, [](int r, ncclComm_t comm, cudaStream_t s) {
         int next = (r + 1) % 3, previous = (r + 2) % 3;
-        float *out = upload(std::vector<float>{(float)r, r + 10.0f}), *in = upload(std::vector<float>(2));
+        float *out = upload(std::vector<float>{(float)r, r + 10.0f}),
+              *in = upload(std::vector<float>(2));
         CHECK(ncclGroupStart());
         CHECK(ncclSend(out, 1, ncclFloat, next, comm, s));
         CHECK(ncclSend(out + 1, 1, ncclFloat, next, comm, s));
@@ -432,15 +457,16 @@ static void buffers_that_overlap_but_not_in_place_are_reported(void **) {
     });
 }
 static void a_collective_past_the_end_of_its_buffer_is_reported(void **) {
-    expect_report("ncclAllGather of 4 float32 #1 of communicator 0 writes 32 bytes|out of bounds", [] {
-        run_ranks(2, [](int r, const ncclUniqueId &id) {
-            ncclComm_t comm;
-            CHECK(ncclCommInitRank(&comm, 2, id, r));
-            float *x = upload(std::vector<float>(4)), *y = upload(std::vector<float>(7));
-            CHECK(ncclAllGather(x, y, 4, ncclFloat, comm, nullptr));
-            CHECK(cudaDeviceSynchronize());
+    expect_report(
+        "ncclAllGather of 4 float32 #1 of communicator 0 writes 32 bytes|out of bounds", [] {
+            run_ranks(2, [](int r, const ncclUniqueId &id) {
+                ncclComm_t comm;
+                CHECK(ncclCommInitRank(&comm, 2, id, r));
+                float *x = upload(std::vector<float>(4)), *y = upload(std::vector<float>(7));
+                CHECK(ncclAllGather(x, y, 4, ncclFloat, comm, nullptr));
+                CHECK(cudaDeviceSynchronize());
+            });
         });
-    });
 }
 static void two_ranks_on_one_device_are_refused(void **) {
     expect_report("both use device 1", [] {
@@ -474,7 +500,8 @@ static void a_rank_that_ends_is_a_remote_error_for_the_others(void **) {
     });
 }
 
-// ---- events and host functions -------------------------------------------------------------------------------------
+// ---- events and host functions
+// -------------------------------------------------------------------------------------
 __global__ void set(float *p, float x) {
     *p = x;
 }

@@ -1,0 +1,74 @@
+// kernels/classifier.cuh: softmax cross-entropy with its gradient in place, see ../ops.h. A block a row; maximum
+// and sum in one pass (Milakov & Gimelshein 2018), the gradient in a second one over the cached row.
+#pragma once
+
+#include "common.cuh"
+
+#define CLASSIFIER_THREADS 512
+
+// Elements of a row that a thread meets, P at a time; the tail of a row of any V is met one by one.
+template <int P>
+__global__ static void classifier_kernel(floatX *logits, float *losses, const int *targets, int V, int ld,
+                                         bool write_dlogits) {
+    __shared__ float room[CLASSIFIER_THREADS / WARP];
+    floatX *x = logits + (size_t)blockIdx.x * (size_t)ld;
+    int target = targets[blockIdx.x];
+    if (target < 0) {  // not counted
+        for (int c = (int)threadIdx.x; write_dlogits && c < ld; c += (int)blockDim.x) store_float(&x[c], 0.0f);
+        if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
+        return;
+    }
+    float most = -INFINITY, sum = 0;
+    for (int c = (int)threadIdx.x * P; c < V; c += (int)blockDim.x * P) {
+        alignas(16) floatX v[Pack<floatX>::size];
+        if (P > 1) *(Pack<floatX> *)v = load_pack(x + c);
+        else v[0] = x[c];
+        for (int k = 0; k < P && c + k < V; k++) {
+            float z = to_float(v[k]);
+            if (z > most) sum *= expf(most - z), most = z;
+            sum += z == most ? 1.0f : expf(z - most);
+        }
+    }
+    float row_most = block_max(most, room);
+    sum = block_sum(most == -INFINITY ? 0.0f : sum * expf(most - row_most), room);
+    float at_target = to_float(x[target]), scale = 1.0f / sum;
+    if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + row_most - at_target;
+    if (!write_dlogits) return;
+    __syncthreads();  // everybody has read x[target]
+    for (int c = (int)threadIdx.x * P; c < ld; c += (int)blockDim.x * P) {
+        alignas(16) floatX v[Pack<floatX>::size];
+        if (P > 1) *(Pack<floatX> *)v = load_pack(x + c);
+        else v[0] = x[c];
+        for (int k = 0; k < P; k++) {
+            float p = c + k < V ? expf(to_float(v[k]) - row_most) * scale : 0.0f;
+            store_float(&v[k], c + k == target ? p - 1.0f : p);
+        }
+        if (P > 1) store_pack(x + c, *(Pack<floatX> *)v);
+        else x[c] = v[0];
+    }
+}
+
+static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld, bool write_dlogits,
+                       cudaStream_t stream) {
+    const int P = Pack<floatX>::size;
+    if (ld % P == 0 && aligned16(logits))
+        classifier_kernel<P><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(logits, losses, targets, V, ld,
+                                                                               write_dlogits);
+    else
+        classifier_kernel<1><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(logits, losses, targets, V, ld,
+                                                                               write_dlogits);
+    launchCheck();
+}
+
+__global__ static void sum_losses_kernel(double *sum, const float *losses, int rows) {
+    __shared__ double room[CLASSIFIER_THREADS / WARP];
+    double s = 0;
+    for (int i = (int)threadIdx.x; i < rows; i += (int)blockDim.x) s += losses[i];
+    s = block_sum(s, room);
+    if (threadIdx.x == 0) *sum += s;
+}
+
+static void sum_losses(double *sum, const float *losses, int rows, cudaStream_t stream) {
+    sum_losses_kernel<<<1, CLASSIFIER_THREADS, 0, stream>>>(sum, losses, rows);
+    launchCheck();
+}

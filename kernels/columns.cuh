@@ -1,0 +1,104 @@
+// kernels/columns.cuh: sums down the columns of (rows, C): gradients of biases and of LayerNorm's parameters.
+// Two stages in a fixed order, without atomics: a block sums a chunk of rows for some columns, then the chunks
+// are added. The number of chunks depends on the number of rows alone.
+#pragma once
+
+#include "common.cuh"
+
+#define COLUMNS_X 32  // threads side by side, P columns each
+#define COLUMNS_Y 8   // rows at a time
+#define COLUMNS_CHUNKS 64
+
+// What LayerNorm's sums need besides dout; mean NULL: plain sums of dout.
+typedef struct {
+    const floatX *inp;  // (rows, C)
+    const float *mean, *rstd;
+} ColumnsNorm;
+
+static int columns_chunks(int rows) {
+    int chunks = (rows + 63) / 64;
+    return chunks < COLUMNS_CHUNKS ? chunks : COLUMNS_CHUNKS;
+}
+
+static size_t columns_workspace_bytes(int rows, int C) {
+    return 2 * (size_t)columns_chunks(rows) * (size_t)C * sizeof(float);
+}
+
+// Adds the P columns from c on of one row: db += dout, dw += dout * (inp - mean) * rstd.
+template <int P, bool NORM>
+__device__ static inline void add_row(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int row, size_t at) {
+    float mean = NORM ? norm.mean[row] : 0, rstd = NORM ? norm.rstd[row] : 0;
+    floatX d[P], x[P];
+    if (P > 1) {
+        *(Pack<floatX> *)d = load_pack(dout + at);
+        if (NORM) *(Pack<floatX> *)x = load_pack(norm.inp + at);
+    } else {
+        d[0] = dout[at];
+        if (NORM) x[0] = norm.inp[at];
+    }
+    for (int k = 0; k < P; k++) {
+        float g = to_float(d[k]);
+        db[k] += g;
+        if (NORM) dw[k] += g * (to_float(x[k]) - mean) * rstd;
+    }
+}
+
+// parts (chunks, 2, C): of each chunk the sums db, then dw.
+template <int P, bool NORM>
+__global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsNorm norm, int rows, int C) {
+    __shared__ float room[COLUMNS_Y][COLUMNS_X * P];
+    int c = ((int)blockIdx.x * COLUMNS_X + (int)threadIdx.x) * P;
+    int chunk = (rows + (int)gridDim.y - 1) / (int)gridDim.y, begin = (int)blockIdx.y * chunk;
+    int end = begin + chunk < rows ? begin + chunk : rows;
+    alignas(16) float sums[2][P] = {};
+    if (c < C)
+        for (int row = begin + (int)threadIdx.y; row < end; row += COLUMNS_Y)
+            add_row<P, NORM>(sums[0], sums[1], dout, norm, row, (size_t)row * C + c);
+    for (int s = 0; s < (NORM ? 2 : 1); s++) {
+        for (int k = 0; k < P; k++) room[threadIdx.y][threadIdx.x * P + k] = sums[s][k];
+        __syncthreads();
+        if (threadIdx.y == 0 && c < C)
+            for (int k = 0; k < P; k++) {
+                float total = 0;
+                for (int y = 0; y < COLUMNS_Y; y++) total += room[y][threadIdx.x * P + k];
+                parts[((size_t)blockIdx.y * 2 + s) * C + c + k] = total;
+            }
+        __syncthreads();
+    }
+}
+
+// dst[c] = or += parts[0][s][c] + parts[1][s][c] + ...
+__global__ static void add_chunks_kernel(float *dst, const float *parts, int chunks, int s, int C, bool accumulate) {
+    int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (c >= C) return;
+    float total = 0;
+    for (int k = 0; k < chunks; k++) total += parts[((size_t)k * 2 + s) * C + c];
+    dst[c] = accumulate ? dst[c] + total : total;
+}
+
+template <int P, bool NORM>
+static void columns_launch(float *parts, const floatX *dout, ColumnsNorm norm, int rows, int C, cudaStream_t stream) {
+    dim3 grid(blocks_for((size_t)C, COLUMNS_X * P), (unsigned)columns_chunks(rows)), block(COLUMNS_X, COLUMNS_Y);
+    columns_kernel<P, NORM><<<grid, block, 0, stream>>>(parts, dout, norm, rows, C);
+    launchCheck();
+}
+
+static void add_chunks(float *dst, const float *parts, int rows, int s, int C, bool accumulate, cudaStream_t stream) {
+    add_chunks_kernel<<<blocks_for((size_t)C, 128), 128, 0, stream>>>(dst, parts, columns_chunks(rows), s, C,
+                                                                      accumulate);
+    launchCheck();
+}
+
+// db (C) = or += column sums of dout; dw (C), with norm.mean: the same of dout * (inp - mean) * rstd.
+static void column_sums(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int rows, int C, bool accumulate,
+                        cudaStream_t stream) {
+    float *parts = (float *)workspace_take(columns_workspace_bytes(rows, C), "column sums");
+    bool packs = C % Pack<floatX>::size == 0 && aligned16(dout) && (!norm.mean || aligned16(norm.inp));
+    const int P = Pack<floatX>::size;
+    if (norm.mean && packs) columns_launch<P, true>(parts, dout, norm, rows, C, stream);
+    else if (norm.mean) columns_launch<1, true>(parts, dout, norm, rows, C, stream);
+    else if (packs) columns_launch<P, false>(parts, dout, norm, rows, C, stream);
+    else columns_launch<1, false>(parts, dout, norm, rows, C, stream);
+    add_chunks(db, parts, rows, 0, C, accumulate, stream);
+    if (norm.mean) add_chunks(dw, parts, rows, 1, C, accumulate, stream);
+}

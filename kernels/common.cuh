@@ -1,0 +1,108 @@
+// kernels/common.cuh: what the kernels share: 16-byte packs, sums over warps and blocks, launch checks.
+#pragma once
+
+#include "../ops.h"
+
+#include <math.h>
+
+#define WARP 32
+#define FULL_MASK 0xffffffffu
+
+#define launchCheck()                                                                                            \
+    do {                                                                                                         \
+        cudaError_t e_ = cudaGetLastError();                                                                     \
+        if (e_ != cudaSuccess) die("%s:%d: kernel launch: %s", __FILE__, __LINE__, cudaGetErrorString(e_));     \
+    } while (0)
+
+__host__ __device__ static inline float to_float(float x) {
+    return x;
+}
+
+__host__ __device__ static inline float to_float(bf16 x) {
+    return __bfloat162float(x);
+}
+
+__host__ __device__ static inline void store_float(float *dst, float x) {
+    *dst = x;
+}
+
+__host__ __device__ static inline void store_float(bf16 *dst, float x) {
+    *dst = __float2bfloat16_rn(x);
+}
+
+// x as floatX would keep it.
+__device__ static inline float rounded(float x) {
+    floatX y;
+    store_float(&y, x);
+    return to_float(y);
+}
+
+// 16 bytes at once.
+template <class T> struct alignas(16) Pack {
+    static const int size = 16 / sizeof(T);
+    T x[size];
+};
+
+template <class T> __device__ static inline Pack<T> load_pack(const T *p) {
+    return *(const Pack<T> *)p;
+}
+
+template <class T> __device__ static inline void store_pack(T *p, const Pack<T> &v) {
+    *(Pack<T> *)p = v;
+}
+
+static inline bool aligned16(const void *p) {
+    return (size_t)p % 16 == 0;
+}
+
+static inline unsigned blocks_for(size_t n, size_t per_block) {
+    return (unsigned)((n + per_block - 1) / per_block);
+}
+
+// The sum over the warp, in every lane, by the same tree whoever the lanes are.
+template <class T> __device__ static inline T warp_sum(T x) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) x += __shfl_xor_sync(FULL_MASK, x, offset);
+    return x;
+}
+
+__device__ static inline float warp_max(float x) {
+    for (int offset = WARP / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
+    return x;
+}
+
+// The sum (or maximum) over the block, in every thread. room: one T a warp, shared; free again on return.
+template <class T> __device__ static inline T block_sum(T x, T *room) {
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, warps = (int)(blockDim.x / WARP);
+    x = warp_sum(x);
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    x = warp_sum(lane < warps ? room[lane] : (T)0);
+    __syncthreads();
+    return x;
+}
+
+__device__ static inline float block_max(float x, float *room) {
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, warps = (int)(blockDim.x / WARP);
+    x = warp_max(x);
+    if (lane == 0) room[warp] = x;
+    __syncthreads();
+    x = warp_max(lane < warps ? room[lane] : -INFINITY);
+    __syncthreads();
+    return x;
+}
+
+// ---- the workspace of ops_init, used by one op at a time on the compute stream ---------------------------------
+
+static struct {
+    char *room;
+    size_t bytes;
+    cudaStream_t stream;
+} workspace;
+
+// Bits of the largest token; set by ops_init.
+static int vocabulary_bits = 1;
+
+static inline void *workspace_take(size_t bytes, const char *op) {
+    if (bytes > workspace.bytes) die("%s: expected a workspace of %zu bytes, found %zu", op, bytes, workspace.bytes);
+    return workspace.room;
+}

@@ -1,0 +1,35 @@
+# kernels/device.mk: how the program is built for GPUs. ARCH narrows the code to some of sm_80 sm_90 sm_100.
+WHY = $(if $(filter command line environment,$(origin DEVICE)),as asked,a GPU answers)
+PRODUCTS = cuBLASLt
+ARCH ?= 80 90 100
+NVCC ?= $(firstword $(wildcard $(CUDA_HOME)/bin/nvcc) $(shell command -v nvcc) $(wildcard /usr/local/cuda/bin/nvcc))
+CUDA = $(patsubst %/bin/,%,$(dir $(NVCC)))
+
+ifeq ($(NVCC),)
+$(error DEVICE=cuda needs nvcc: install the CUDA toolkit (cuda-toolkit-13-0) or set CUDA_HOME; without a GPU use make DEVICE=cpu)
+endif
+# Is header $(1) found? $(2) says how to get it.
+need = $(if $(shell echo '\#include <$(1)>' | $(CXX) -E -x c++ -I$(CUDA)/include - >/dev/null 2>&1 && echo yes),,$(error DEVICE=cuda needs $(1): install $(2)))
+$(call need,cublasLt.h,the CUDA toolkit's libcublas-dev-13-0)
+$(call need,nccl.h,NVIDIA's libnccl-dev)
+
+comma = ,
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter \
+             $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I. $(EXTRA_FLAGS)
+CUDA_LIBS = -L$(CUDA)/lib64 -lcublasLt -lnccl $(MPI_LIBS) -lpthread
+CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
+
+$(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
+	$(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) $^ -o $@ $(patsubst -Wl%,-Xlinker %,$(CUDA_LIBS))
+
+$(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) $(MPI_FLAGS) -c $< -o $@
+
+$(O)/gpt_fp32.o: gpt.cu $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=0 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_fp32 -c $< -o $@
+
+$(O)/gpt_bf16.o: gpt.cu $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=1 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_bf16 -c $< -o $@
+
+$(O):
+	@mkdir -p $@

@@ -1,0 +1,203 @@
+// kernels/matmul.cuh: matrix products by cuBLASLt, see ../ops.h. Biases and GELU's derivative are fused into the
+// product's end; GELU itself is a kernel of its own, so that it is the same bits when it is recomputed.
+// Descriptors and the chosen algorithm are made once for a shape and kept.
+//
+// cuBLASLt counts columns first: a row-major (rows, C) array is its C x rows matrix.
+//   forward          out (Cout x rows) = weight^T (Cout x Cin) * inp (Cin x rows)
+//   backward input   dinp (Cin x rows) = weight (Cin x Cout) * dout (Cout x rows)
+//   backward weight  dweight (Cin x Cout, fp32) = inp (Cin x rows) * dout^T (rows x Cout)
+#pragma once
+
+#include "columns.cuh"
+#include "gelu.cuh"
+
+#include <cublasLt.h>
+
+#define PRODUCT_WORKSPACE ((size_t)32 << 20)
+#define PRODUCTS_MAX 512
+
+#define cublasCheck(call)                                                                                        \
+    do {                                                                                                         \
+        cublasStatus_t e_ = (call);                                                                              \
+        if (e_ != CUBLAS_STATUS_SUCCESS)                                                                         \
+            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cublasLtGetStatusString(e_));                       \
+    } while (0)
+
+typedef enum { PRODUCT_FORWARD, PRODUCT_BACKWARD_INPUT, PRODUCT_BACKWARD_WEIGHT } ProductKind;
+
+typedef struct {
+    ProductKind kind;
+    int rows, Cin, Cout;
+    bool fused;     // with bias (forward) or GELU's derivative (backward input)
+    int alignment;  // bytes that all pointers are multiples of, at most 256
+} ProductKey;
+
+typedef struct {
+    ProductKey key;
+    bool possible;  // false: no algorithm does this with the fused end
+    cublasLtMatmulDesc_t desc;
+    cublasLtMatrixLayout_t a, b, c;
+    cublasLtMatmulAlgo_t algo;
+} Product;
+
+static struct {
+    cublasLtHandle_t handle;
+    void *workspace;
+    Product *made;
+    int count;
+} products;
+
+static void products_init(void *room) {
+    cublasCheck(cublasLtCreate(&products.handle));
+    products.workspace = room;
+    products.made = (Product *)malloc_check(PRODUCTS_MAX * sizeof(Product));
+    products.count = 0;
+}
+
+static void products_destroy(void) {
+    for (int i = 0; i < products.count; i++) {
+        Product *p = &products.made[i];
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->a));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->b));
+        cublasCheck(cublasLtMatrixLayoutDestroy(p->c));
+        cublasCheck(cublasLtMatmulDescDestroy(p->desc));
+    }
+    free(products.made);
+    cublasCheck(cublasLtDestroy(products.handle));
+}
+
+static void set_desc(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value, size_t bytes) {
+    cublasCheck(cublasLtMatmulDescSetAttribute(desc, what, value, bytes));
+}
+
+static cublasLtMatrixLayout_t layout(cudaDataType_t type, int rows, int cols) {
+    cublasLtMatrixLayout_t l;
+    cublasCheck(cublasLtMatrixLayoutCreate(&l, type, (uint64_t)rows, (uint64_t)cols, rows));
+    return l;
+}
+
+static void describe_product(Product *p) {
+    const ProductKey *k = &p->key;
+    cudaDataType_t type = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
+    cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
+    cublasCheck(cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == PRODUCT_FORWARD ? &yes : &no, sizeof yes);
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, k->kind == PRODUCT_BACKWARD_WEIGHT ? &yes : &no, sizeof yes);
+    switch (k->kind) {
+    case PRODUCT_FORWARD:
+        p->a = layout(type, k->Cin, k->Cout), p->b = layout(type, k->Cin, k->rows);
+        p->c = layout(type, k->Cout, k->rows);
+        break;
+    case PRODUCT_BACKWARD_INPUT:
+        p->a = layout(type, k->Cin, k->Cout), p->b = layout(type, k->Cout, k->rows);
+        p->c = layout(type, k->Cin, k->rows);
+        break;
+    case PRODUCT_BACKWARD_WEIGHT:
+        p->a = layout(type, k->Cin, k->rows), p->b = layout(type, k->Cout, k->rows);
+        p->c = layout(CUDA_R_32F, k->Cin, k->Cout);
+        break;
+    }
+    if (!k->fused) return;
+    cublasLtEpilogue_t end = k->kind == PRODUCT_FORWARD ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DGELU;
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &end, sizeof end);
+    if (k->kind == PRODUCT_FORWARD) {
+        set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
+    } else {
+        int64_t ld = k->Cin;
+        set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD, &ld, sizeof ld);
+    }
+}
+
+static void choose_algorithm(Product *p) {
+    cublasLtMatmulPreference_t preference;
+    cublasLtMatmulHeuristicResult_t found;
+    size_t room = PRODUCT_WORKSPACE;
+    uint32_t alignment = (uint32_t)p->key.alignment;
+    int n = 0;
+    cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
+                                                     sizeof room));
+    static const cublasLtMatmulPreferenceAttributes_t sides[] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
+    for (int i = 0; i < 4; i++)
+        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, sides[i], &alignment, sizeof alignment));
+    cublasStatus_t e = cublasLtMatmulAlgoGetHeuristic(products.handle, p->desc, p->a, p->b, p->c, p->c, preference, 1,
+                                                      &found, &n);
+    p->possible = e == CUBLAS_STATUS_SUCCESS && n > 0;
+    if (p->possible) p->algo = found.algo;
+    else if (!p->key.fused)
+        die("cuBLASLt has no algorithm for a product of rows %d, Cin %d, Cout %d (%s): %s", p->key.rows, p->key.Cin,
+            p->key.Cout, FLOATX_NAME, cublasLtGetStatusString(e));
+    cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
+}
+
+static bool same_product(const ProductKey *x, const ProductKey *y) {
+    return x->kind == y->kind && x->rows == y->rows && x->Cin == y->Cin && x->Cout == y->Cout &&
+           x->fused == y->fused && x->alignment == y->alignment;
+}
+
+static Product *product_for(const ProductKey *key) {
+    for (int i = 0; i < products.count; i++)
+        if (same_product(&products.made[i].key, key)) return &products.made[i];
+    if (products.count == PRODUCTS_MAX) die("matrix products: expected at most %d shapes", PRODUCTS_MAX);
+    Product *p = &products.made[products.count++];
+    *p = Product();
+    p->key = *key;
+    describe_product(p);
+    choose_algorithm(p);
+    return p;
+}
+
+// c = a * b, or c + a * b. fuse: bias or pre; NULL: plain. False if the fused form does not exist.
+static bool product(ProductKind kind, void *c, const void *a, const void *b, const floatX *fuse, int rows, int Cin,
+                    int Cout, bool accumulate, cudaStream_t stream) {
+    size_t bits = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse | 256;
+    ProductKey key = {kind, rows, Cin, Cout, fuse != NULL, (int)(bits & (~bits + 1))};
+    Product *p = product_for(&key);
+    if (!p->possible) return false;
+    if (fuse)
+        set_desc(p->desc,
+                 kind == PRODUCT_FORWARD ? CUBLASLT_MATMUL_DESC_BIAS_POINTER : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+                 &fuse, sizeof fuse);
+    float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
+    cublasCheck(cublasLtMatmul(products.handle, p->desc, &one, a, p->a, b, p->b, &beta, c, p->c, c, p->c, &p->algo,
+                               products.workspace, PRODUCT_WORKSPACE, stream));
+    return true;
+}
+
+// out[row, c] += bias[c], where no algorithm fuses it
+__global__ static void add_bias_kernel(floatX *out, const floatX *bias, size_t n, int C) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i < n) store_float(&out[i], to_float(out[i]) + to_float(bias[i % (size_t)C]));
+}
+
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, int rows, int Cin,
+                           int Cout, cudaStream_t stream) {
+    if (product(PRODUCT_FORWARD, out, weight, inp, bias, rows, Cin, Cout, false, stream)) return;
+    product(PRODUCT_FORWARD, out, weight, inp, NULL, rows, Cin, Cout, false, stream);
+    size_t n = (size_t)rows * (size_t)Cout;
+    add_bias_kernel<<<blocks_for(n, 256), 256, 0, stream>>>(out, bias, n, Cout);
+    launchCheck();
+}
+
+static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight, const floatX *bias,
+                                int rows, int Cin, int Cout, cudaStream_t stream) {
+    if (!pre) pre = out;
+    matmul_forward(pre, inp, weight, bias, rows, Cin, Cout, stream);
+    gelu_forward(out, pre, (size_t)rows * (size_t)Cout, stream);
+}
+
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const floatX *pre, int rows,
+                                  int Cin, int Cout, cudaStream_t stream) {
+    if (product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, pre, rows, Cin, Cout, false, stream)) return;
+    product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, NULL, rows, Cin, Cout, false, stream);
+    gelu_backward_in_place(dinp, pre, (size_t)rows * (size_t)Cin, stream);
+}
+
+static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *inp, int rows,
+                                   int Cin, int Cout, bool accumulate, cudaStream_t stream) {
+    product(PRODUCT_BACKWARD_WEIGHT, dweight, inp, dout, NULL, rows, Cin, Cout, accumulate, stream);
+    ColumnsNorm none = {NULL, NULL, NULL};
+    if (dbias) column_sums(dbias, NULL, dout, none, rows, Cout, accumulate, stream);
+}

@@ -1,0 +1,17 @@
+#!/usr/bin/env bash
+# scripts/install.sh PACKAGE...: installs the Debian or Ubuntu packages that are missing; elsewhere it says
+# so and goes on with what is there.
+set -euo pipefail
+if ! command -v apt-get >/dev/null; then
+    echo "not a Debian or Ubuntu: going on without installing $*"
+    exit 0
+fi
+missing=()
+for p in "$@"; do
+    dpkg-query -W -f '${Status}' "$p" 2>/dev/null | grep -q "ok installed" || missing+=("$p")
+done
+[ ${#missing[@]} -gt 0 ] || exit 0
+echo "installing ${missing[*]}"
+sudo=$([ "$(id -u)" = 0 ] || echo sudo)
+$sudo apt-get update -q >/dev/null
+$sudo env DEBIAN_FRONTEND=noninteractive apt-get install -y -q --no-install-recommends "${missing[@]}" >/dev/null
