@@ -537,13 +537,20 @@ static void for_each_chunk(Gpt *g, ChunkFunction function, void *context) {
     free(host);
 }
 
-static void init_chunk(Gpt *g, void *seed, float *host, size_t at, size_t n, int id, int layer, size_t within) {
-    tensor_init(host, n, &g->c.model, id, layer, within, *(uint64_t *)seed);
+typedef struct {
+    GptFill fill;
+    uint64_t seed;
+} InitContext;
+
+static void init_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer, size_t within) {
+    const InitContext *c = (const InitContext *)context;
+    c->fill(host, n, &g->c.model, id, layer, within, c->seed);
     cudaCheck(cudaMemcpy(g->f.p + at, host, n * sizeof(float), cudaMemcpyHostToDevice));
 }
 
-static void gpt_init(Gpt *g, uint64_t seed) {
-    for_each_chunk(g, init_chunk, &seed);
+static void gpt_init(Gpt *g, GptFill fill, uint64_t seed) {
+    InitContext c = {fill, seed};
+    for_each_chunk(g, init_chunk, &c);
 }
 
 static void load_chunk(Gpt *g, void *file, float *host, size_t at, size_t n, int id, int layer, size_t within) {

@@ -7,6 +7,7 @@
 #include "lib/peak.h"
 #include "lib/sampler.h"
 #include "lib/tokenizer.h"
+#include "lib/watchdog.h"
 #include "ranks.h"
 
 #ifdef DEVICE_CPU
@@ -27,6 +28,7 @@ typedef struct {
     DataLoader train, val;
     Tokenizer tokenizer;     // V == 0: none
     Logger logger;
+    Watchdog watchdog;
     char device[256];
     double peak;             // flops a second of one rank's device, 0: unknown
     uint64_t tokens;         // trained on so far
@@ -255,7 +257,7 @@ static void start_model(Run *r) {
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
     if (model_is_file(r->o.model)) r->code->load(r->gpt, r->o.model);
-    else r->code->init(r->gpt, r->o.seed);
+    else r->code->init(r->gpt, tensor_init, r->o.seed);
 }
 
 static void start(Run *r, int argc, char **argv) {
@@ -278,6 +280,11 @@ static void start(Run *r, int argc, char **argv) {
         snprintf(path, sizeof path, "%s/options.cfg", r->o.out);
         if (r->o.out[0]) options_save(&r->o, path);
     }
+#ifdef DEVICE_CPU
+    watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
+#else
+    watchdog_start(&r->watchdog, r->o.timeout, NULL);
+#endif
     start_model(r);
 }
 
@@ -298,6 +305,7 @@ static double validate(Run *r) {
         else
             for (size_t i = 0; i < BT; i++) inputs[i] = 0, inputs[BT + i] = -1;  // nothing left for this rank
         r->code->evaluate(r->gpt, losses, counts);
+        watchdog_alive(&r->watchdog);
         for (int i = 0; i < world; i++) loss += losses[i], tokens += counts[i];
     }
     free(losses);
@@ -314,6 +322,23 @@ static void report_validation(Run *r, long step) {
     fflush(stdout);
 }
 
+static void print_sample(Run *r, long step, const int *tokens, int n) {
+    size_t bytes = 0;
+    char *text = (char *)malloc_check((size_t)n * 256);
+    for (int i = 0; i < n; i++) {
+        const unsigned char *piece;
+        size_t size = tokenizer_text(&r->tokenizer, tokens[i], &piece);
+        memcpy(text + bytes, piece, size);
+        bytes += size;
+    }
+    printf("--- sample at step %ld ---\n", step);
+    text_print(text, bytes, stdout);
+    printf("\n---\n");
+    fflush(stdout);
+    logger_sample(&r->logger, step, text, bytes);
+    free(text);
+}
+
 static void report_sample(Run *r, long step) {
     int room = r->config.T, wanted = r->o.sample_tokens, V = r->config.model.V;
     int *tokens = (int *)malloc_check(sizeof(int) * (size_t)(wanted + 1 + room));
@@ -326,26 +351,12 @@ static void report_sample(Run *r, long step) {
     for (int first = n; n < first + wanted; n++) {
         int from = n > room ? n - room : 0;  // the model sees the last T tokens
         r->code->logits(r->gpt, tokens + from, n - from, logits);
+        watchdog_alive(&r->watchdog);
         int next = sampler_next(&sampler, logits, r->tokenizer.V, (uint32_t)step, (uint64_t)n);
         ranks_broadcast(&r->ranks, &next, sizeof next);
         tokens[n] = next;
     }
-    if (r->ranks.rank == 0) {
-        printf("--- sample at step %ld ---\n", step);
-        for (int i = 1; i < n; i++) tokenizer_print(&r->tokenizer, tokens[i], stdout);
-        printf("\n---\n");
-        fflush(stdout);
-        size_t bytes = 0, room_bytes = (size_t)n * 256;
-        char *text = (char *)malloc_check(room_bytes);
-        for (int i = 1; i < n; i++) {
-            const unsigned char *piece;
-            size_t size = tokenizer_text(&r->tokenizer, tokens[i], &piece);
-            memcpy(text + bytes, piece, size);
-            bytes += size;
-        }
-        logger_sample(&r->logger, step, text, bytes);
-        free(text);
-    }
+    if (r->ranks.rank == 0) print_sample(r, step, tokens + 1, n - 1);
     free(tokens);
     free(logits);
 }
@@ -372,11 +383,14 @@ static GptStep train_step(Run *r, long step, double lr) {
         dataloader_fetch(&r->train, batch_index(r, step, i), inputs, inputs + BT);
         dataloader_prefetch(&r->train, i + 1 < r->micro_steps ? batch_index(r, step, i + 1) : batch_index(r, step + 1, 0));
         r->code->micro_step(r->gpt, i);
+        watchdog_alive(&r->watchdog);
     }
     const Options *o = &r->o;
     GptUpdate update = {(float)lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->grad_clip, step, o->seed};
     r->code->update(r->gpt, &update);
-    return r->code->finish_step(r->gpt);
+    GptStep s = r->code->finish_step(r->gpt);
+    watchdog_alive(&r->watchdog);
+    return s;
 }
 
 static void count_skips(Run *r, long step, const GptStep *s) {
@@ -449,6 +463,7 @@ static void finish(Run *r) {
         r->code->save(r->gpt, GPT_PARAMETERS, r->o.export_model, false);
         if (r->ranks.rank == 0) printf("wrote %s\n", r->o.export_model);
     }
+    watchdog_stop(&r->watchdog);
     logger_close(&r->logger);
     dataloader_close(&r->train);
     if (r->o.val[0]) dataloader_close(&r->val);

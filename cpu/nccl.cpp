@@ -92,7 +92,7 @@ static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
 
 // ---- one round ------------------------------------------------------------------------------------------
 
-static Area *own_area(ncclComm *c, uint64_t round) {
+static Area *own_area(const ncclComm *c, uint64_t round) {
     return &c->shared->lanes[c->lane[c->rank]].areas[round & 1];
 }
 
@@ -123,14 +123,41 @@ static void round_post(ncclComm *c, Signature s, size_t stride, size_t bytes) {
 #endif
 }
 
+// What the main thread waits for, read by the watchdog's thread.
+static struct {
+    std::atomic<const ncclComm *> comm;
+    std::atomic<int> rank;
+} waiting;
+
+void cpu_collective_status(char *text, size_t room) {
+    const ncclComm *c = waiting.comm;
+    if (!c) return;
+    int j = waiting.rank;
+    const Signature *s = &own_area(c, c->round)->signature;
+    snprintf(text, room, "collective %lu, %s of %lu elements, waits for rank %d of %d, which has come to %lu",
+             (unsigned long)c->round, s->tag, (unsigned long)s->count, j, c->size,
+             (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
+}
+
+static void wait_for_announcement(ncclComm *c, Lane *lane, int j) {
+    for (int n = 0; lane->announced.load(std::memory_order_acquire) < c->round; n++) {
+        if (n < c->spins) {
+            __builtin_ia32_pause();
+            continue;
+        }
+        waiting.rank = j;
+        waiting.comm = c;
+        sched_yield();
+    }
+    waiting.comm = NULL;
+}
+
 // Rank j's staging area of the current round, once it is there.
 static const char *round_read(ncclComm *c, int j) {
     const Area *area;
     if (c->lane[j] >= 0) {
         Lane *lane = &c->shared->lanes[c->lane[j]];
-        for (int n = 0; lane->announced.load(std::memory_order_acquire) < c->round; n++)
-            if (n < c->spins) __builtin_ia32_pause();
-            else sched_yield();
+        wait_for_announcement(c, lane, j);
         area = &lane->areas[c->round & 1];
     } else {
 #ifdef USE_MPI

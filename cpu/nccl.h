@@ -39,3 +39,6 @@ ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int p
 ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
+
+// Not in NCCL: which rank the collective in progress waits for, if any; for the watchdog.
+void cpu_collective_status(char *text, size_t room);

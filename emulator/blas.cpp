@@ -96,8 +96,7 @@ size_t type_bytes(int type) {
     return type == CUDA_R_32F ? 4 : 2;
 }
 
-// ---- numbers
-// ------------------------------------------------------------------------------------------------
+// ---- numbers ------------------------------------------------------------------------------------
 float load(const void *p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float *)p)[i]
                               : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
@@ -181,8 +180,7 @@ void multiply(const Matmul &g, const char *A, const char *B, std::vector<float> 
     }
 }
 
-// ---- epilogue
-// -----------------------------------------------------------------------------------------------
+// ---- epilogue -----------------------------------------------------------------------------------
 void finish(const Matmul &g, const char *C, char *D, const std::vector<float> &sum, size_t ld) {
     uint32_t e = g.d.epilogue;
     int bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type,
@@ -259,8 +257,7 @@ void run(const Matmul &g) {
     check_red_zones(g.name.c_str());
 }
 
-// ---- checks at the call
-// ------------------------------------------------------------------------------------
+// ---- checks at the call -------------------------------------------------------------------------
 cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, const Layout &c,
                      const Layout &o) {
     if (!known_epilogue(d.epilogue)) return unsupported("epilogue", d.epilogue);

@@ -57,8 +57,7 @@ extern Context ctx;
 
 [[noreturn]] void device_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- barriers and warp operations
-// ---------------------------------------------------------------------
+// ---- barriers and warp operations ---------------------------------------------------------------
 enum BarrierVote { VOTE_OR, VOTE_AND, VOTE_COUNT };
 void barrier(Site site);
 int barrier_vote(int predicate, BarrierVote vote, Site site);
@@ -102,7 +101,7 @@ template <class T> T warp_reduce(const WarpOp &op, unsigned mask, T value, Site 
     return value;
 }
 
-// ---- memory
+// ---- memory -------------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------------- The
 // race build reports accesses through the compiler's callbacks; these are for accesses it cannot
 // see.
@@ -126,7 +125,7 @@ template <class T, class F> EMU_UNCHECKED T read_modify_write(T *p, F f) {
     return old;
 }
 
-// ---- launches: kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel,
+// ---- launches: kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel, ---------
 // ...)(args) ----------
 struct LaunchConfig {
     dim3 grid, block;
@@ -180,8 +179,7 @@ template <class... P> Launcher<P...> launcher(void (*entry)(P...), LaunchConfig 
 
 }  // namespace emu
 
-// ---- built-in variables and functions
-// --------------------------------------------------------------------
+// ---- built-in variables and functions -----------------------------------------------------------
 #define threadIdx (emu::ctx.thread)
 #define blockIdx (emu::ctx.block)
 #define blockDim (emu::ctx.block_dim)
@@ -253,8 +251,7 @@ inline void __threadfence() {
 inline void __threadfence_block() {}
 #define __trap() emu::device_error("__trap at %s:%d", __FILE__, __LINE__)
 
-// ---- loads and stores with a cache hint
-// ------------------------------------------------------------------
+// ---- loads and stores with a cache hint ---------------------------------------------------------
 #define EMU_LOAD(name)                                                                             \
     template <class T> inline T name(const T *p) {                                                 \
         return *p;                                                                                 \
@@ -274,8 +271,7 @@ EMU_STORE(__stcg)
 EMU_STORE(__stcs)
 EMU_STORE(__stwt)
 
-// ---- atomics
-// -------------------------------------------------------------------------------------------
+// ---- atomics ------------------------------------------------------------------------------------
 #define EMU_ATOMIC(name, T, expression)                                                            \
     inline T name(T *p, T v) {                                                                     \
         return emu::read_modify_write(p, [v](T old) -> T { return expression; });                  \
@@ -305,7 +301,7 @@ EMU_ATOMIC_CAS(int)
 EMU_ATOMIC_CAS(unsigned)
 EMU_ATOMIC_CAS(unsigned long long)
 
-// ---- arithmetic
+// ---- arithmetic ---------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------------ Fast
 // forms are evaluated exactly; nothing is contracted to fma unless written so.
 template <class To, class From> inline To emu_bits(From from) {
@@ -429,8 +425,7 @@ template <class A, class B> inline std::common_type_t<A, B> max(A a, B b) {
     return b > a ? b : a;
 }
 
-// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only
-// ------------------------
+// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only ------------
 template <class... P>
 inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute a, int value) {
     return cudaFuncSetAttribute((const void *)kernel, a, value);

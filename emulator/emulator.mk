@@ -7,13 +7,13 @@
 #   race    races, missing waits, bounds, uninitialised reads (the compiler's thread instrumentation with the
 #           emulator's own callbacks; its runtime is not linked)
 # For a production or test source DIR/NAME.cu:  $(O)/emu/VARIANT/DIR/NAME.o, link it with $(O)/libemu_VARIANT.a
-# and $(EMU_LDLIBS); for the asan variant add $(EMU_LDFLAGS_asan).
+# and $(EMU_LDLIBS), with $(EMU_LDFLAGS_VARIANT) in front.
 
 O ?= build
 CUDA_HOME ?= /usr/local/cuda
 EMU_VARIANTS := plain asan race
-EMU_LIB_SOURCES := $(addprefix emulator/,report.cpp symbols.cpp fibers.cpp tensor.cpp memory.cpp streams.cpp nccl.cpp \
-	blas.cpp race.cpp)
+EMU_COMMON := report symbols tensor streams nccl blas
+EMU_PER_VARIANT := fibers memory race
 
 EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess
 EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
@@ -29,29 +29,37 @@ EMU_LDFLAGS_asan := -fsanitize=address,undefined
 EMU_LDLIBS := -lstdc++ -lm -lpthread
 
 # ---- the library: never instrumented itself -----------------------------------------------------------------
+EMU_LIB_CC = $(CXX) $(EMU_CXXFLAGS) -O2 -mno-red-zone -fno-strict-aliasing -MMD -MP -c $< -o $@
+$(O)/emu/lib/%.o: emulator/%.cpp
+	@mkdir -p $(@D)
+	$(EMU_LIB_CC)
 define emu_library
-$$(O)/libemu_$(1).a: $$(EMU_LIB_SOURCES:emulator/%.cpp=$$(O)/emu/lib_$(1)/%.o)
+$$(O)/libemu_$(1).a: $$(EMU_COMMON:%=$$(O)/emu/lib/%.o) $$(EMU_PER_VARIANT:%=$$(O)/emu/lib_$(1)/%.o)
 	rm -f $$@ && ar rcs $$@ $$^
 $$(O)/emu/lib_$(1)/%.o: emulator/%.cpp
 	@mkdir -p $$(@D)
-	$$(CXX) $$(EMU_CXXFLAGS) -O2 -fopenmp-simd -mno-red-zone -fno-strict-aliasing $$(EMU_DEFINE_$(1)) -MMD -c $$< -o $$@
+	$$(EMU_LIB_CC) $$(EMU_DEFINE_$(1))
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call emu_library,$(v))))
 
 # ---- converted sources: a mirror of the tree, .cu, .cuh and .h alike, so that quoted includes find each other --
-EMU_MIRRORED := $(patsubst ./%,%,$(shell find . -path ./$(O) -prune -o -path ./build -prune -o -path ./cpu -prune -o \
-	\( -name '*.cu' -o -name '*.cuh' -o -name '*.h' \) -print))
+EMU_MIRRORED := $(patsubst ./%,%,$(shell find . \( -path ./$(O) -o -path ./build -o -path ./cpu -o -path ./data \
+	-o -path ./.git \) -prune -o \( -name '*.cu' -o -name '*.cuh' -o -name '*.h' \) -print))
 EMU_MIRROR := $(addprefix $(O)/emu/src/,$(EMU_MIRRORED))
 $(O)/emu/src/%: % emulator/cu2cpp.py
 	@python3 emulator/cu2cpp.py $< $@
 
 EMU_INCLUDES := -include emulator/emu.h -I$(O)/emu/src -I. -DEMULATOR -ffile-prefix-map=$(O)/emu/src/=
+# $(call emu_cc,VARIANT,FLAGS): the recipe that compiles $< to $@, for rules that need flags of their own
+define emu_cc
+@mkdir -p $(@D)
+$(CXX) -x c++ $(EMU_CXXFLAGS) $(EMU_COMPILE_$(1)) $(EMU_INCLUDES) $(2) -MMD -MP -c $< -o $@
+$(if $(filter race,$(1)),objcopy --redefine-sym memcpy=emu_memcpy --redefine-sym memmove=emu_memmove \
+	--redefine-sym memset=emu_memset $@)
+endef
 define emu_compile
 $$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
-	@mkdir -p $$(@D)
-	$$(CXX) -x c++ $$(EMU_CXXFLAGS) $$(EMU_COMPILE_$(1)) $$(EMU_INCLUDES) $$(EMU_EXTRA) -MMD -c $$< -o $$@
-	$(if $(filter race,$(1)),objcopy --redefine-sym memcpy=emu_memcpy --redefine-sym memmove=emu_memmove \
-		--redefine-sym memset=emu_memset $$@)
+	$$(call emu_cc,$(1))
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call emu_compile,$(v))))
 

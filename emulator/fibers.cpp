@@ -89,7 +89,7 @@ static struct Block {
 } block;
 static Random random_order;
 
-// ---- switching
+// ---- switching ----------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------------ Saves
 // rbp, the resume address and the stack pointer; the clobber list makes the compiler save the rest.
 // The jump at the end (no ret) keeps the processor's return stack balanced. Needs -mno-red-zone.
@@ -165,7 +165,7 @@ bool on_own_stack(const void *p) {
     return a >= block.current->stack && a < block.current->stack + block.current->bytes;
 }
 
-// ---- which thread next
+// ---- which thread next --------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------- Sticky runs
 // on in one direction and now and then jumps to a random lane and chooses a direction anew.
 static int pick_up(uint32_t set, int after) {
@@ -258,8 +258,7 @@ static void schedule(bool finished) {
     }
 }
 
-// ---- barriers
-// ------------------------------------------------------------------------------------------
+// ---- barriers -----------------------------------------------------------------------------------
 static void release_barrier() {
     block.arrived = 0;
     if (race_detector) race_detector->barrier();
@@ -298,8 +297,7 @@ int barrier_vote(int predicate, BarrierVote vote, Site site) {
     return vote == VOTE_OR ? count > 0 : vote == VOTE_AND ? count == alive : count;
 }
 
-// ---- warp operations
-// ----------------------------------------------------------------------------------------
+// ---- warp operations ----------------------------------------------------------------------------
 static void nothing(WarpLane *, uint32_t) {}
 #define FOR_LANES(i, set)                                                                          \
     for (uint32_t rest_ = set; rest_; rest_ &= rest_ - 1)                                          \
@@ -449,7 +447,7 @@ void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site s
     copy_operand(data.out, lane.out, data.out_bytes);
 }
 
-// ---- cp.async
+// ---- cp.async -----------------------------------------------------------------------------------
 // ------------------------------------------------------------------------------------------ The
 // bytes land at once or as late as the wait, by chance: a missing barrier shows with one of the
 // two.
@@ -500,8 +498,7 @@ bool copy_in_flight(const void *p, size_t bytes) {
     return false;
 }
 
-// ---- blocks and grids
-// -----------------------------------------------------------------------------------
+// ---- blocks and grids ---------------------------------------------------------------------------
 static void thread_exit() {
     int thread = ctx.linear, wi = thread / 32, l = thread % 32;
     if (!block.async[thread].in_flight.empty())
@@ -647,8 +644,7 @@ void run_grid(Kernel &kernel) {
     ctx.dynamic = nullptr;
 }
 
-// ---- what the compiler's callbacks cannot see
-// -------------------------------------------------------------
+// ---- what the compiler's callbacks cannot see ---------------------------------------------------
 void note_access(const void *p, size_t bytes, bool write) {
     if (race_detector) race_detector->access(p, bytes, write, false, __builtin_return_address(0));
 }

@@ -239,8 +239,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     return "unrecognized error code";
 }
 
-// ---- memory
-// ---------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     *p = nullptr;
@@ -282,8 +281,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     return cudaSuccess;
 }
 
-// ---- devices
-// --------------------------------------------------------------------------------------------
+// ---- devices ------------------------------------------------------------------------------------
 cudaError_t cudaGetDeviceCount(int *count) {
     MAY_FAIL(cudaErrorNoDevice);
     *count = settings().devices;
@@ -379,8 +377,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int d) 
     return cudaSuccess;
 }
 
-// ---- kernels
-// --------------------------------------------------------------------------------------------
+// ---- kernels ------------------------------------------------------------------------------------
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     MAY_FAIL(cudaErrorInvalidValue);
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;  // a hint

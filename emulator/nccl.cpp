@@ -112,8 +112,7 @@ void leave_all() {
     for (ncclComm *c : communicators) c->me().ended = 1;
 }
 
-// ---- making a communicator
-// --------------------------------------------------------------------------------
+// ---- making a communicator ----------------------------------------------------------------------
 int make_file() {
     int fd = memfd_create("nccl", 0);
     if (fd < 0) fatal("no shared memory for a communicator");
@@ -175,8 +174,7 @@ ncclResult_t check_devices(const ncclComm *c) {
     return ncclSuccess;
 }
 
-// ---- collectives
-// --------------------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 struct Collective {
     ncclComm *comm;
     Signature signature;
@@ -310,8 +308,7 @@ bool overlaps_wrongly(const Collective &c) {
     return c.in != c.out;
 }
 
-// ---- send and receive
-// -----------------------------------------------------------------------------------
+// ---- send and receive ---------------------------------------------------------------------------
 struct Message {
     bool send;
     int peer;
@@ -377,8 +374,7 @@ bool Exchange::ready() {
     return complete;
 }
 
-// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end
-// ------------------------------
+// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end ----------------
 struct Call {
     ncclComm *comm;
     cudaStream_t stream;

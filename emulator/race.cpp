@@ -87,8 +87,7 @@ std::string line_of(const Access &a) {
     return a.pc ? source_line(&executable_start + a.pc) : "";
 }
 
-// ---- ordering
-// -------------------------------------------------------------------------------------------
+// ---- ordering -----------------------------------------------------------------------------------
 uint32_t clock_at(const VectorClock &clock, int stream) {
     return (size_t)stream < clock.size() ? clock[(size_t)stream] : 0;
 }
@@ -157,7 +156,7 @@ inline void touch(Cell &cell, const Access &now, bool write, Space space) {
     }
     const Access &w = cell.write;
     bool written = w.valid && (space != SHARED || (w.record == now.record && w.block == now.block));
-    if (!written && !now.by_host)
+    if (!written && space != PINNED)  // the host's libraries fill pinned memory unseen
         report("read of uninitialised %s memory by %s", SPACE_NAME[space],
                operation_of(now).c_str());
     if (!ordered(w, now, space)) conflict("write/read", w, now, space);
@@ -178,8 +177,7 @@ void touch_range(const char *p, size_t bytes, Access now, bool write, Space spac
     }
 }
 
-// ---- accesses
-// -------------------------------------------------------------------------------------------
+// ---- accesses -----------------------------------------------------------------------------------
 Access here(const void *pc, bool atomic) {
     Access a{};
     a.valid = 1;
@@ -294,8 +292,7 @@ void access(const void *address, size_t bytes, bool write, bool atomic, const vo
                 [](const char *c) { return global.at(c); });
 }
 
-// ---- the other hooks
-// ------------------------------------------------------------------------------------
+// ---- the other hooks ----------------------------------------------------------------------------
 void block_begin() {
     block_number =
         (uint32_t)(ctx.block.x +
@@ -340,8 +337,7 @@ const RaceDetector *const race_detector = &detector;
 #endif
 }  // namespace emu
 
-// ---- the compiler's callbacks
-// ------------------------------------------------------------------------------
+// ---- the compiler's callbacks -------------------------------------------------------------------
 #ifdef EMU_RACE
 #define HERE __builtin_return_address(0)
 #define ACCESS(n)                                                                                  \
@@ -400,7 +396,8 @@ void __tsan_write_range(void *p, size_t n) {
     emu::access(p, n, true, false, HERE);
 }
 ACCESS(1)
-ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16) UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
+ACCESS(2)
+ACCESS(4) ACCESS(8) ACCESS(16) UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
     ATOMIC(8, unsigned char) ATOMIC(16, unsigned short) ATOMIC(32, unsigned)
         ATOMIC(64, unsigned long)
 

@@ -56,8 +56,7 @@ static double now() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- streams
-// ----------------------------------------------------------------------------------------------
+// ---- streams ------------------------------------------------------------------------------------
 void reseed(unsigned salt) {
     choices.seed(settings().seed * 1000 + salt);
     for (Stream *s : streams) s->priority = choices.next();
@@ -110,8 +109,7 @@ Token enqueue(Stream *s, Operation operation) {
     return token;
 }
 
-// ---- running
-// ------------------------------------------------------------------------------------------------
+// ---- running ------------------------------------------------------------------------------------
 static bool all_done(const std::vector<Token> &tokens) {
     for (const Token &t : tokens)
         if (!t->done) return false;
@@ -192,8 +190,7 @@ bool progress(bool patient) {
     return true;
 }
 
-// ---- the host waits
-// ------------------------------------------------------------------------------------------
+// ---- the host waits -----------------------------------------------------------------------------
 static std::string pending() {
     std::string out;
     for (Stream *s : streams) {
@@ -271,8 +268,7 @@ void wait_for_all() {
     end_if_launch_failed();
 }
 
-// ---- launches
-// --------------------------------------------------------------------------------------------
+// ---- launches -----------------------------------------------------------------------------------
 void launch(std::shared_ptr<Kernel> kernel) {
     cudaError_t error;
     check_launch(*kernel, &error);
@@ -286,8 +282,7 @@ void launch(std::shared_ptr<Kernel> kernel) {
     enqueue(stream_of(c.stream), {name, run, nullptr, {}, {}});
 }
 
-// ---- copies
-// ----------------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 static void host_range(const char *what, const void *p, size_t bytes, bool write) {
     if (!is_pinned(p)) return;
     const Allocation *a = find_allocation(p);
@@ -411,8 +406,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return cudaSuccess;
 }
 
-// ---- streams
-// ----------------------------------------------------------------------------------------------
+// ---- streams ------------------------------------------------------------------------------------
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     default_stream();
@@ -446,8 +440,7 @@ cudaError_t cudaDeviceSynchronize() {
     return cudaSuccess;
 }
 
-// ---- events
-// -----------------------------------------------------------------------------------------------
+// ---- events -------------------------------------------------------------------------------------
 static Event *event_of(cudaEvent_t e) {
     if (!events.count((Event *)e)) fatal("%p is not a live event", (void *)e);
     return (Event *)e;

@@ -37,8 +37,7 @@ template <class F> static void run_ranks(int n, F f) {
     exit(worst);
 }
 
-// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks
-// ------------------------------------
+// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks -----------------
 enum Defect {
     NONE,
     NO_WAIT_FOR_GATHER,    // compute does not wait for the all-gather
@@ -303,8 +302,7 @@ static void a_loss_that_the_host_reads_too_early_is_caught(void **) {
     }
 }
 
-// ---- collectives
-// ---------------------------------------------------------------------------------------------------
+// ---- collectives --------------------------------------------------------------------------------
 template <class T> static T *upload(const std::vector<T> &host) {
     T *d;
     CHECK(cudaMalloc(&d, host.size() * sizeof(T)));
@@ -500,8 +498,7 @@ static void a_rank_that_ends_is_a_remote_error_for_the_others(void **) {
     });
 }
 
-// ---- events and host functions
-// -------------------------------------------------------------------------------------
+// ---- events and host functions ------------------------------------------------------------------
 __global__ void set(float *p, float x) {
     *p = x;
 }

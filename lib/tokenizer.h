@@ -112,12 +112,6 @@ static inline void text_print(const char *text, size_t n, FILE *f) {
     }
 }
 
-static inline void tokenizer_print(const Tokenizer *t, int token, FILE *f) {
-    const unsigned char *text;
-    size_t n = tokenizer_text(t, token, &text);
-    text_print((const char *)text, n, f);
-}
-
 // Cuts text into tokens, always the longest that fits; returns how many (at most `room`). Exact for
 // bytes. For a BPE vocabulary it is a valid cut, though not always the one that the merges would
 // make: good enough for a prompt.

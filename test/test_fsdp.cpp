@@ -71,7 +71,7 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     GptConfig config = config_of(c, rank);
     Gpt *g = code->create(&config);
     code->start(g, id);
-    code->init(g, 7);
+    code->init(g, tensor_init, 7);
     size_t allocations = 0;
     for (long step = 0; step < STEPS; step++) {
         process.step = step;

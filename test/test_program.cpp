@@ -172,6 +172,22 @@ static void a_killed_rank_ends_the_job(void **) {
     assert_int_not_equal(system("pgrep -f 'train_gpt.*steps 10000[0]' >/dev/null"), 0);
 }
 
+// A rank that stands still is named by the others within the time limit.
+static void a_silent_rank_ends_the_job(void **) {
+    char command[512], err[4096];
+    snprintf(command, sizeof command,
+             "set -f; " PROGRAM " " TINY "--ranks 3 --steps 100001 --batch 1 --timeout 2 >/dev/null 2>%s/silent & pid=$!; "
+             "sleep 1; kill -STOP `pgrep -P $pid | sed -n 3p`; wait $pid", folder);
+    time_t began = time(NULL);
+    int status = system(command);
+    if (status == 0 || time(NULL) - began > 20) fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
+    snprintf(command, sizeof command, "%s/silent", folder);
+    read_text(command, err, sizeof err);
+    if (!strstr(err, "no progress for 2 seconds") || !strstr(err, "waits for rank 2 of 3"))
+        fail_msg("expected the silent rank's name, found: %s", err);
+    assert_int_not_equal(system("pgrep -f 'train_gpt.*steps 10000[1]' >/dev/null"), 0);
+}
+
 static void what_a_run_writes_can_be_read_back(void **) {
     static Outcome o;
     o = run(PROGRAM " " TINY "--val test/reference/tiny/val_000000.bin --steps 4 --val-every 2 --ranks 2 --out %s/run "
@@ -234,6 +250,7 @@ int main(void) {
         cmocka_unit_test(forked_ranks_and_mpirun_give_the_same_losses),
         cmocka_unit_test(threads_and_vector_levels_do_what_they_promise),
         cmocka_unit_test(a_killed_rank_ends_the_job),
+        cmocka_unit_test(a_silent_rank_ends_the_job),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
