@@ -15,6 +15,7 @@ typedef struct {
     bool resident;     // every unit has its own slot: gathered once after an update (ZeRO-2, ZeRO-1)
     bool local;        // gradients stay whole over the micro-steps, reduced once
     bool bf16_reduce;  // gradients travel as bf16
+    bool bf16_grads;   // gradient shards are bf16
     MomentType moments;
     int gather_slots, grad_slots, prefetch;
     int micro_steps;  // per optimizer step

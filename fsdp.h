@@ -84,9 +84,11 @@ typedef struct {
     uint64_t parameters;  // of the model
     size_t shard;         // elements of the rank's slices together
 
-    float *p, *g;  // (shard): parameters, gradients
+    float *p;      // (shard): parameters
+    void *g;       // (shard): gradients, fp32 or bf16
     void *m, *v;   // (shard): AdamW moments
     float *g_second;      // (slice of the tied unit): its second use, summed separately (ordered)
+    float *g_view;        // (largest slice): a unit's bf16 gradients as fp32
     float *whole_grads;   // (all elements): gradients of the micro-steps so far (local)
     bf16 *bf16_grads;     // (largest unit): what travels with bf16_reduce
     float *exchange;      // (world, exchange_part): pieces of the own slice from every rank (ordered)
@@ -164,8 +166,12 @@ static size_t moment_bytes(MomentType t) {
     return t == MOMENTS_FP64 ? 8 : t == MOMENTS_BF16 ? 2 : 4;
 }
 
+static size_t grad_bytes(const Fsdp *f) {
+    return f->c.bf16_grads ? sizeof(bf16) : sizeof(float);
+}
+
 static double fsdp_bytes_per_parameter(const Fsdp *f) {
-    return (double)(2 * sizeof(float) + 2 * moment_bytes(f->c.moments));
+    return (double)(sizeof(float) + grad_bytes(f) + 2 * moment_bytes(f->c.moments));
 }
 
 static int plan_slot(FsdpSlot *slots, int *n, size_t bytes) {
@@ -222,12 +228,12 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     f->replica = c->rank / c->K;
     f->replicas = c->world / c->K;
     f->alias_params = c->K == 1 && sizeof(floatX) == sizeof(float);
-    f->direct_grads = c->K == 1 && !c->bf16_reduce && (f->replicas == 1 || !c->ordered);
+    f->direct_grads = c->K == 1 && !c->bf16_reduce && !c->bf16_grads && (f->replicas == 1 || !c->ordered);
     c->local = c->local && c->K > 1 && c->micro_steps > 1;
     size_t whole = 0, largest = 0, second = 0;
     plan_units(f, &whole, &largest, &second);
     buffers_add(b, "state", &f->p, f->shard * sizeof(float), "parameters fp32");
-    buffers_add(b, "state", &f->g, f->shard * sizeof(float), "gradients fp32");
+    buffers_add(b, "state", &f->g, f->shard * grad_bytes(f), "gradients %s", c->bf16_grads ? "bf16" : "fp32");
     buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
     buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
     if (!f->alias_params)
@@ -237,10 +243,12 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     plan_slot_buffers(f, b);
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
     if (c->local) buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
+    size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
+    if (c->bf16_grads) buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float), "gradient shard as fp32");
     if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
     if (c->ordered && c->world > 1) {
-        size_t slice = (largest + (size_t)c->K - 1) / (size_t)c->K, part = ((size_t)4 << 20) / (size_t)c->world;
-        f->exchange_part = slice < part ? slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
+        size_t part = ((size_t)4 << 20) / (size_t)c->world;
+        f->exchange_part = largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
         size_t n = f->exchange_part * (size_t)c->world;
         buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
         if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
@@ -447,9 +455,35 @@ static void fsdp_release(Fsdp *f, int u) {
 
 // ---- gradients ------------------------------------------------------------------------------------------------
 
-// The gradient shard that contribution `use` of unit u is added to.
-static float *grad_shard(Fsdp *f, int u, int use) {
-    return use == 1 && f->g_second ? f->g_second : f->g + f->units[u].at;
+// ---- the gradient shard: fp32, or bf16 seen through g_view (reduce stream) -------------------------------------
+
+// A unit's slice of the gradient as fp32.
+static float *grads_open(Fsdp *f, const FsdpUnit *u) {
+    if (!f->c.bf16_grads) return (float *)f->g + u->at;
+    cast_from_bf16(f->g_view, (bf16 *)f->g + u->at, u->slice, f->reduce);
+    return f->g_view;
+}
+
+static void grads_close(Fsdp *f, const FsdpUnit *u) {
+    if (f->c.bf16_grads) cast_to_bf16((bf16 *)f->g + u->at, f->g_view, u->slice, f->reduce);
+}
+
+// Adds nparts contributions of n elements, one after the other, to elements `at`.. of the slice. A bf16 shard is
+// rounded after each, so that the result does not depend on how many come at a time.
+static void grads_add(Fsdp *f, const FsdpUnit *u, int use, size_t at, const float *parts, int nparts, size_t n,
+                      bool accumulate) {
+    bool second = use == 1 && f->g_second;
+    if (second || !f->c.bf16_grads) {
+        float *shard = second ? f->g_second : (float *)f->g + u->at;
+        shard_add_ordered(shard + at, parts, nparts, n, n, accumulate, f->reduce);
+        return;
+    }
+    bf16 *shard = (bf16 *)f->g + u->at + at;
+    for (int k = 0; k < nparts; k++, accumulate = true) {
+        if (accumulate) cast_from_bf16(f->g_view, shard, n, f->reduce);
+        shard_add(f->g_view, parts + (size_t)k * n, n, accumulate, f->reduce);
+        cast_to_bf16(shard, f->g_view, n, f->reduce);
+    }
 }
 
 static int *contributions(Fsdp *f, int u, int use) {
@@ -487,7 +521,7 @@ static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     if (writes_into_shard(f)) {
         cudaCheck(cudaStreamWaitEvent(f->compute, unit->updated, 0));
         *fresh = *contributions(f, u, use) == 0;
-        return grad_shard(f, u, use);
+        return use == 1 && f->g_second ? f->g_second : (float *)f->g + unit->at;
     }
     FsdpSlot *s = grad_slot(f, u, SLOT_FREE);
     if (s->state != SLOT_FREE)
@@ -519,15 +553,15 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
 }
 
 // Every owner of a slice receives every rank's part of it and adds the parts in the order of the ranks.
-static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, const void *whole, float *shard, bool accumulate) {
+static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole, bool accumulate) {
     for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
         size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
         exchange_parts(f, unit, whole, at, n);
-        shard_add_ordered(shard + at, f->exchange, f->c.world, n, n, accumulate, f->reduce);
+        grads_add(f, unit, use, at, f->exchange, f->c.world, n, accumulate);
     }
 }
 
-static void reduce_fast(Fsdp *f, const FsdpUnit *unit, float *whole, float *shard, bool accumulate) {
+static void reduce_fast(Fsdp *f, const FsdpUnit *unit, int use, float *whole, bool accumulate) {
     float *own = whole + (size_t)f->shard_rank * unit->slice;
     if (f->c.bf16_reduce) {
         bf16 *own16 = f->bf16_grads + (size_t)f->shard_rank * unit->slice;
@@ -540,19 +574,26 @@ static void reduce_fast(Fsdp *f, const FsdpUnit *unit, float *whole, float *shar
         counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(float),
                 ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm, f->reduce));
     }
-    shard_add(shard, own, unit->slice, accumulate, f->reduce);
+    grads_add(f, unit, use, 0, own, 1, unit->slice, accumulate);
 }
 
 static void reduce_whole(Fsdp *f, int u, int use, float *whole) {
     FsdpUnit *unit = &f->units[u];
     int *count = contributions(f, u, use);
-    float *shard = grad_shard(f, u, use);
     if (f->c.bf16_reduce) cast_to_bf16(f->bf16_grads, whole, unit->elements, f->reduce);
     if (f->c.ordered && f->c.world > 1)
-        reduce_ordered(f, unit, f->c.bf16_reduce ? (const void *)f->bf16_grads : whole, shard, *count > 0);
+        reduce_ordered(f, unit, use, f->c.bf16_reduce ? (const void *)f->bf16_grads : whole, *count > 0);
     else
-        reduce_fast(f, unit, whole, shard, *count > 0);
+        reduce_fast(f, unit, use, whole, *count > 0);
     ++*count;
+}
+
+// Shards of one slice on different replicas become their sum.
+static void reduce_replicas(Fsdp *f, const FsdpUnit *unit) {
+    char *shard = (char *)f->g + unit->at * grad_bytes(f);
+    counted(f, allreduced_bytes, unit->slice * grad_bytes(f),
+            ncclAllReduce(shard, shard, unit->slice, f->c.bf16_grads ? ncclBfloat16 : ncclFloat32, ncclSum,
+                          f->replica_comm, f->reduce));
 }
 
 // --accumulate local: adds up whole gradients; the last micro-step's last contribution reduces them.
@@ -587,10 +628,7 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
         cudaCheck(cudaEventRecord(s->freed, f->reduce));
         s->state = SLOT_FREE;
     }
-    if (last && f->replicas > 1 && !f->c.ordered)
-        counted(f, allreduced_bytes, unit->slice * sizeof(float),
-                ncclAllReduce(f->g + unit->at, f->g + unit->at, unit->slice, ncclFloat32, ncclSum, f->replica_comm,
-                              f->reduce));
+    if (last && f->replicas > 1 && !f->c.ordered) reduce_replicas(f, unit);
     timeline_end(f->timeline, f->reduce);
 }
 
@@ -602,6 +640,21 @@ static int log2_ceil(uint64_t n) {
     return bits;
 }
 
+static void absmax_of(Fsdp *f, const float *g, size_t n) {
+    shard_absmax(f->absmax, g, n, f->reduce);
+}
+
+static void squares_of(Fsdp *f, const float *g, size_t n) {
+    shard_sum_squares(f->sums, g, n, f->c.ordered ? f->absmax : NULL, log2_ceil(f->parameters), f->reduce);
+}
+
+// Calls a function with the whole gradient shard, at once if it is fp32 anyway.
+static void for_gradients(Fsdp *f, void (*function)(Fsdp *, const float *, size_t)) {
+    if (!f->c.bf16_grads) function(f, (const float *)f->g, f->shard);
+    else
+        for (int i = 0; i < f->nunits; i++) function(f, grads_open(f, &f->units[i]), f->units[i].slice);
+}
+
 // Leaves the sum of squares of the whole gradient in f->sums, the same on all ranks.
 static void sum_squares(Fsdp *f) {
     bool ordered = f->c.ordered;
@@ -609,13 +662,12 @@ static void sum_squares(Fsdp *f) {
     cudaCheck(cudaMemsetAsync(f->sums, 0, 3 * sizeof(double), f->reduce));
     if (ordered) {
         cudaCheck(cudaMemsetAsync(f->absmax, 0, sizeof(float), f->reduce));
-        shard_absmax(f->absmax, f->g, f->shard, f->reduce);
+        for_gradients(f, absmax_of);
         counted(f, allreduced_bytes, sizeof(float),
                 ncclAllReduce(f->absmax, f->absmax, 1, ncclFloat32, ncclMax, comm, f->reduce));
     }
     // In world-wide sums the replicas of a shard count once.
-    if (!ordered || f->replica == 0)
-        shard_sum_squares(f->sums, f->g, f->shard, ordered ? f->absmax : NULL, log2_ceil(f->parameters), f->reduce);
+    if (!ordered || f->replica == 0) for_gradients(f, squares_of);
     counted(f, allreduced_bytes, 3 * sizeof(double),
             ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
 }
@@ -624,6 +676,7 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
     char *m = (char *)f->m, *v = (char *)f->v;
     size_t size = moment_bytes(f->c.moments);
     timeline_begin(f->timeline, f->reduce, "update", u->name);
+    const float *g = grads_open(f, u);
     for (int i = 0; i < u->tensors; i++) {
         const FsdpTensor *t = &f->tensors[u->first_tensor + i];
         FsdpPiece piece = fsdp_piece(f, u, t);
@@ -631,7 +684,7 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
         AdamWConfig c = *config;
         c.moments = f->c.moments;
         if (!t->decays) c.weight_decay = 0;
-        adamw_update(f->p + piece.at, f->g + piece.at, m + piece.at * size, v + piece.at * size, piece.n,
+        adamw_update(f->p + piece.at, g + (piece.at - u->at), m + piece.at * size, v + piece.at * size, piece.n,
                      t->first + piece.within, f->sums, &c, f->reduce);
     }
     timeline_end(f->timeline, f->reduce);
@@ -644,7 +697,10 @@ static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     timeline_begin(f->timeline, f->reduce, "norm", "gradient");
     for (int i = 0; i < f->nunits; i++) {
         FsdpUnit *u = &f->units[i];
-        if (u->contributions[1] > 0) shard_add(f->g + u->at, f->g_second, u->slice, true, f->reduce);
+        if (u->contributions[1] > 0) {
+            shard_add(grads_open(f, u), f->g_second, u->slice, true, f->reduce);
+            grads_close(f, u);
+        }
         u->contributions[0] = u->contributions[1] = 0;
     }
     sum_squares(f);

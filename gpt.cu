@@ -570,25 +570,24 @@ typedef struct {
     GptArray what;
 } SaveContext;
 
-// n moments from `at` on, as fp32.
-static void read_moments(const Gpt *g, const void *moments, float *host, size_t at, size_t n) {
-    size_t size = moment_bytes(g->c.fsdp.moments);
+// Elements at.. of one of the rank's arrays of `size` bytes an element, as fp32.
+static void read_array(const void *array, size_t size, float *host, size_t at, size_t n) {
     void *raw = malloc_check(n * size);
-    cudaCheck(cudaMemcpy(raw, (const char *)moments + at * size, n * size, cudaMemcpyDeviceToHost));
+    cudaCheck(cudaMemcpy(raw, (const char *)array + at * size, n * size, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < n; i++)
-        host[i] = g->c.fsdp.moments == MOMENTS_FP64   ? (float)((double *)raw)[i]
-                  : g->c.fsdp.moments == MOMENTS_BF16 ? bf16_to_float(((uint16_t *)raw)[i])
-                                                      : ((float *)raw)[i];
+        host[i] = size == 8 ? (float)((double *)raw)[i] : size == 2 ? bf16_to_float(((uint16_t *)raw)[i]) : ((float *)raw)[i];
     free(raw);
 }
 
 static void save_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer, size_t within) {
     SaveContext *c = (SaveContext *)context;
-    const float *array = c->what == GPT_PARAMETERS ? g->f.p : g->f.g;
-    if (c->what == GPT_MOMENT_M || c->what == GPT_MOMENT_V)
-        read_moments(g, c->what == GPT_MOMENT_M ? g->f.m : g->f.v, host, at, n);
-    else
-        cudaCheck(cudaMemcpy(host, array + at, n * sizeof(float), cudaMemcpyDeviceToHost));
+    size_t moment = moment_bytes(g->c.fsdp.moments);
+    switch (c->what) {
+    case GPT_PARAMETERS: read_array(g->f.p, sizeof(float), host, at, n); break;
+    case GPT_GRADIENTS: read_array(g->f.g, grad_bytes(&g->f), host, at, n); break;
+    case GPT_MOMENT_M: read_array(g->f.m, moment, host, at, n); break;
+    case GPT_MOMENT_V: read_array(g->f.v, moment, host, at, n); break;
+    }
     model_file_write(&c->file, host, n, id, layer, within);
 }
 

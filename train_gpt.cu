@@ -133,6 +133,7 @@ static void plan_sharding(Run *r) {
     f->ordered = o->reduce == REDUCE_ORDERED;
     f->resident = o->shard == SHARD_GRADS || o->shard == SHARD_STATES;
     f->bf16_reduce = d.reduce == DTYPE_BF16;
+    f->bf16_grads = d.grad == DTYPE_BF16;
     f->moments = d.moment == DTYPE_FP64 ? MOMENTS_FP64 : d.moment == DTYPE_BF16 ? MOMENTS_BF16 : MOMENTS_FP32;
     f->gather_slots = o->gather_buffers;
     f->grad_slots = o->grad_buffers;
@@ -207,8 +208,8 @@ static void print_plan(const Run *r) {
 #endif
     printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n", shards[r->o.shard], c->fsdp.K,
            c->fsdp.world / c->fsdp.K, c->fsdp.ordered ? "ordered" : "fast");
-    printf("numbers          compute and gather %s, reduce %s, shards fp32, moments %s\n", dtypes[d.gather],
-           dtypes[d.reduce], dtypes[d.moment]);
+    printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient shards %s, moments %s\n",
+           dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
     printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B, c->T,
            r->ranks.world, r->micro_steps, (unsigned long long)tokens);
     if (r->train.samples)

@@ -15,11 +15,19 @@
 #include <sys/syscall.h>
 #endif
 
+static double seconds_of(clockid_t clock) {
+    struct timespec t;
+    clock_gettime(clock, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+}
+
+static double thread_seconds(void) {
+    return seconds_of(CLOCK_THREAD_CPUTIME_ID);
+}
+
 // With one thread its own processor time, so that the turns of other programs do not count.
 static double now(void) {
-    struct timespec t;
-    clock_gettime(omp_get_max_threads() == 1 ? CLOCK_THREAD_CPUTIME_ID : CLOCK_MONOTONIC, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
+    return omp_get_max_threads() == 1 ? thread_seconds() : seconds_of(CLOCK_MONOTONIC);
 }
 
 // Seconds of the fastest of the runs that fit in `budget` seconds, at least four.
@@ -117,18 +125,25 @@ static double fma_generic(void) {
     return 12.0 * 8 * PEAK_LOOPS;
 }
 
-static double peak_of(double (*loop)(void)) {
-    double flops = 0;
-    int threads = omp_get_max_threads();
-    double t = fastest(0.2, [&] {
-#pragma omp parallel
-        {
-            double f = loop();
-#pragma omp atomic write
-            flops = f;
+// Work a second of all threads together: the best rate of each by its own processor time, so that other
+// programs that take turns on the cores do not count. `work` does some on a thread and says how much.
+template <typename Work> static double rate_of(double budget, Work work) {
+    double total = 0;
+    const double end = now() + budget;
+#pragma omp parallel reduction(+ : total)
+    {
+        double best = 0;
+        for (int i = 0; i < 4 || now() < end; i++) {
+            double start = thread_seconds(), done = work(omp_get_thread_num());
+            best = fmax(best, done / (thread_seconds() - start));
         }
-    });
-    return flops * threads / t * 1e-9;
+        total += best;
+    }
+    return total;
+}
+
+static double peak_of(double (*loop)(void)) {
+    return 1e-9 * rate_of(0.3, [&](int) { return loop(); });
 }
 
 typedef struct {
@@ -136,17 +151,23 @@ typedef struct {
     double memory, memory_copy;      // GB/s
 } Peak;
 
+// Every thread on its own 256 MiB: more than its share of the cache.
 static void measure_memory(Peak *p) {
     const size_t n = 64 << 20;
-    std::vector<float> a(n), b(n);
-    float *x = a.data(), *y = b.data();
-    p->memory = 8.0 * (double)n * 1e-9 / fastest(0.3, [&] {
-#pragma omp parallel for simd schedule(static)
-                    for (size_t i = 0; i < n; i++) x[i] = x[i] * 0.5f + 1.0f;
+    std::vector<std::vector<float>> x(omp_get_max_threads()), y(x.size());
+    for (auto &v : x) v.resize(n);
+    for (auto &v : y) v.resize(n);
+    p->memory = 1e-9 * rate_of(0.6, [&](int thread) {
+                    float *a = x[thread].data();
+#pragma omp simd
+                    for (size_t i = 0; i < n; i++) a[i] = a[i] * 0.5f + 1.0f;
+                    return 8.0 * (double)n;
                 });
-    p->memory_copy = 8.0 * (double)n * 1e-9 / fastest(0.3, [&] {
-#pragma omp parallel for simd schedule(static)
-                         for (size_t i = 0; i < n; i++) y[i] = x[i] * 0.5f;
+    p->memory_copy = 1e-9 * rate_of(0.6, [&](int thread) {
+                         float *a = x[thread].data(), *b = y[thread].data();
+#pragma omp simd
+                         for (size_t i = 0; i < n; i++) b[i] = a[i] * 0.5f;
+                         return 8.0 * (double)n;
                      });
 }
 

@@ -136,28 +136,42 @@ struct LaunchConfig {
 };
 struct Kernel {
     LaunchConfig config;
-    const void *function;
+    const void *function = nullptr;
     size_t bytes = 0;  // of the most derived object: kernels may read their arguments there
     virtual ~Kernel() = default;
     virtual void run_thread() = 0;
 };
 void launch(std::shared_ptr<Kernel> kernel);
 
-template <class... P> struct BoundKernel : Kernel {
-    void (*entry)(P...);
-    std::tuple<P...> arguments;  // copied at launch, as CUDA does
-    BoundKernel(void (*e)(P...), P... a) : entry(e), arguments(a...) {}
+template <class Call, class... A> struct BoundKernel : Kernel {
+    Call call;
+    std::tuple<A...> arguments;  // copied at launch, as CUDA does
+    BoundKernel(Call c, A... a) : call(c), arguments(a...) {}
     void run_thread() override {
-        std::apply(entry, arguments);
+        std::apply(call, arguments);
     }
 };
-template <class... P> struct Launcher {
+
+// The kernel's address, by which cudaFuncSetAttribute knows it: of a function or of a template with
+// its arguments written out; of a template with deduced arguments if they are exactly the
+// parameters' types.
+template <class... A> struct Types {};
+template <class... A, class... P> const void *address_of(Types<A...>, void (*kernel)(P...)) {
+    return (const void *)kernel;
+}
+template <class... A> const void *address_of(Types<A...>, void (*kernel)(A...)) {
+    return (const void *)kernel;
+}
+
+template <class Call, class Address> struct Launcher {
     LaunchConfig config;
-    void (*entry)(P...);
-    void operator()(P... arguments) const {
-        auto kernel = std::make_shared<BoundKernel<P...>>(entry, arguments...);
+    Call call;
+    Address address;
+    template <class... A> void operator()(A... arguments) const {
+        auto kernel = std::make_shared<BoundKernel<Call, A...>>(call, arguments...);
         kernel->config = config;
-        kernel->function = (const void *)entry;
+        if constexpr (std::is_invocable_v<Address, Types<A...>>)
+            kernel->function = address(Types<A...>());
         kernel->bytes = sizeof(*kernel);
         launch(kernel);
     }
@@ -170,12 +184,19 @@ struct Named {
         return {grid, block, bytes, stream, name, site};
     }
 };
-template <class... P> Launcher<P...> launcher(void (*entry)(P...), LaunchConfig config) {
-    return {config, entry};
+template <class Call, class Address>
+Launcher<Call, Address> launcher(LaunchConfig config, Call call, Address address) {
+    return {config, call, address};
 }
 #define EMU_STRIP(...) __VA_ARGS__
+#define EMU_STRING(...) #__VA_ARGS__
 #define EMU_LAUNCH(kernel, ...)                                                                    \
-    emu::launcher(EMU_STRIP kernel, emu::Named{#kernel, {__FILE__, __LINE__}}(__VA_ARGS__))
+    emu::launcher(                                                                                 \
+        emu::Named{EMU_STRING kernel, {__FILE__, __LINE__}}(__VA_ARGS__),                          \
+        [](auto &...arguments) { EMU_STRIP kernel(arguments...); },                                \
+        [](auto types) -> decltype(emu::address_of(types, EMU_STRIP kernel)) {                     \
+            return emu::address_of(types, EMU_STRIP kernel);                                       \
+        })
 
 }  // namespace emu
 

@@ -15,7 +15,8 @@ EMU_VARIANTS := plain asan race
 EMU_COMMON := report symbols tensor streams nccl blas
 EMU_PER_VARIANT := fibers memory race
 
-EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess
+# device code is free of some of g++'s worries under nvcc too
+EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess -Wno-sign-compare
 EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
 EMU_DEFINE_plain :=
 EMU_DEFINE_asan := -DEMU_ASAN
@@ -62,6 +63,23 @@ $$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
 	$$(call emu_cc,$(1))
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call emu_compile,$(v))))
+
+# ---- the program: $(O)/emu/VARIANT/train_gpt; `make emulate` puts the plain one at ./train_gpt_emulated ---------
+EMU_GPT_fp32 := -DPRECISION_BF16=0 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_fp32
+EMU_GPT_bf16 := -DPRECISION_BF16=1 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_bf16
+EMU_PROGRAM_FLAGS := -Wno-unknown-pragmas -Wno-unused-function -Wno-unused-parameter
+define emu_program
+$$(O)/emu/$(1)/gpt_%.o: $$(O)/emu/src/gpt.cu | $$(EMU_MIRROR)
+	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(EMU_GPT_$$*))
+$$(O)/emu/$(1)/train_gpt.o: $$(O)/emu/src/train_gpt.cu | $$(EMU_MIRROR)
+	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(MPI_FLAGS))
+$$(O)/emu/$(1)/train_gpt: $$(addprefix $$(O)/emu/$(1)/,train_gpt.o gpt_fp32.o gpt_bf16.o) $$(O)/libemu_$(1).a
+	$$(CXX) $$(EMU_LDFLAGS_$(1)) $$^ $$(EMU_LDLIBS) $$(MPI_LIBS) -o $$@
+endef
+$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_program,$(v))))
+emulate: $(O)/emu/plain/train_gpt
+	cp -f $< train_gpt_emulated
+.PHONY: emulate
 
 # ---- the program's sources call only what emulator/api.txt lists -----------------------------------------------
 check-cuda-api:

@@ -395,11 +395,11 @@ void __tsan_read_range(void *p, size_t n) {
 void __tsan_write_range(void *p, size_t n) {
     emu::access(p, n, true, false, HERE);
 }
-ACCESS(1)
-ACCESS(2)
-ACCESS(4) ACCESS(8) ACCESS(16) UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
-    ATOMIC(8, unsigned char) ATOMIC(16, unsigned short) ATOMIC(32, unsigned)
-        ATOMIC(64, unsigned long)
+// clang-format off
+ACCESS(1) ACCESS(2) ACCESS(4) ACCESS(8) ACCESS(16)
+UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
+ATOMIC(8, unsigned char) ATOMIC(16, unsigned short) ATOMIC(32, unsigned) ATOMIC(64, unsigned long)
+    // clang-format on
 
     // The build renames the calls to these functions in instrumented objects (objcopy
     // --redefine-sym).

@@ -77,7 +77,7 @@ static void large_dynamic_shared_memory_works_after_opting_in(void **) {
         double *d = to_device(x);
         CHECK(cudaFuncSetAttribute(reverse<double>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                    n * 8));
-        reverse<double><<<1, dim3(5, 4, 3), n * sizeof(double)>>>(d, n);
+        reverse<<<1, dim3(5, 4, 3), n * sizeof(double)>>>(d, n);  // deduced: the same kernel
         CHECK(cudaGetLastError());
         x = to_host(d, n);
         for (int i = 0; i < n; i++) EXPECT(x[(size_t)i] == n - 1 - i);

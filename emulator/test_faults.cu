@@ -370,7 +370,7 @@ static void more_than_48_kib_without_opting_in_fails_the_launch(void **) {
 static void too_large_blocks_and_grids_fail_the_launch(void **) {
     for (auto shape :
          {std::pair<dim3, dim3>{1, 1025}, {1, dim3(1, 1, 65)}, {dim3(1, 65536), 1}, {0, 32}})
-        expect_report("launch of (write_at)|fails", [shape] {
+        expect_report("launch of write_at at|fails", [shape] {
             float *p = device_floats(64);
             write_at<<<shape.first, shape.second>>>(p, 0);
             finish();
@@ -439,7 +439,7 @@ template <bool WAIT> static void two_streams_add() {
 static void a_missing_wait_between_streams_is_a_race_under_every_schedule(void **) {
     for (const char *schedule : SCHEDULES) {
         expect_in_race_build("conflict in global memory without an order between kernel "
-                             "(add_one)|on stream 2|on stream 3",
+                             "add_one|on stream 2|on stream 3",
                              [schedule] {
                                  setenv("EMU_SCHEDULE", schedule, 1);
                                  two_streams_add<false>();

@@ -535,6 +535,32 @@ static void events_capture_the_record_at_the_time_of_the_wait(void **) {
             EXPECT(download(q, 1)[0] == 1 && download(p, 1)[0] == 2);
         });
 }
+static void a_pageable_source_may_change_once_the_call_returns(void **) {
+    for (const char *schedule : SCHEDULES)
+        expect_silent([schedule] {
+            with_schedule(schedule, 3);
+            cudaStream_t s;
+            CHECK(cudaStreamCreateWithFlags(&s, cudaStreamNonBlocking));
+            float *d = upload(std::vector<float>(1)), host = 7;
+            CHECK(cudaMemcpyAsync(d, &host, 4, cudaMemcpyHostToDevice, s));
+            host = 8;
+            CHECK(cudaMemcpyAsync(&host, d, 4, cudaMemcpyDeviceToHost, s));  // returns when done
+            EXPECT(host == 7);
+        });
+}
+static void blocking_streams_and_the_default_stream_wait_for_each_other(void **) {
+    for (const char *schedule : SCHEDULES)
+        expect_silent([schedule] {
+            with_schedule(schedule, 4);
+            cudaStream_t blocking;
+            CHECK(cudaStreamCreateWithFlags(&blocking, cudaStreamDefault));
+            float *p = upload(std::vector<float>(1)), *q = upload(std::vector<float>(1));
+            set<<<1, 1, 0, blocking>>>(p, 1);
+            CHECK(cudaMemcpyAsync(q, p, 4, cudaMemcpyDeviceToDevice, nullptr));
+            set<<<1, 1, 0, blocking>>>(p, 2);
+            EXPECT(download(q, 1)[0] == 1 && download(p, 1)[0] == 2);
+        });
+}
 static void increment(void *p) {
     *(float *)p += 1;
 }
@@ -572,6 +598,8 @@ static void a_wait_of_the_host_for_another_rank_needs_emu_progress_only(void **)
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_capture_the_record_at_the_time_of_the_wait),
+        cmocka_unit_test(a_pageable_source_may_change_once_the_call_returns),
+        cmocka_unit_test(blocking_streams_and_the_default_stream_wait_for_each_other),
         cmocka_unit_test(host_functions_run_in_stream_order),
         cmocka_unit_test(every_collective_is_right_in_every_type),
         cmocka_unit_test(a_communicator_splits_by_color_and_key),

@@ -8,6 +8,25 @@
 #define WARP 32
 #define FULL_MASK 0xffffffffu
 
+#ifdef EMULATOR
+#define UNROLL
+#define UNROLL_2
+#define UNROLL_4
+#else
+#define UNROLL _Pragma("unroll")
+#define UNROLL_2 _Pragma("unroll 2")
+#define UNROLL_4 _Pragma("unroll 4")
+#endif
+
+// A barrier that a test leaves out, to see that the race is reported.
+#ifndef BREAK_SYNC
+#define BREAK_SYNC 0
+#endif
+#define SEEDED_SYNC(number)                                                                                      \
+    do {                                                                                                         \
+        if (BREAK_SYNC != number) __syncthreads();                                                               \
+    } while (0)
+
 #define launchCheck()                                                                                            \
     do {                                                                                                         \
         cudaError_t e_ = cudaGetLastError();                                                                     \

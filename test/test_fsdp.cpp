@@ -21,7 +21,7 @@ static char folder[64];
 
 typedef struct {
     int world, micro_steps, K;
-    bool ordered, resident, local, bf16, bf16_reduce;
+    bool ordered, resident, local, bf16, bf16_reduce, bf16_grads;
     MomentType moments;
     int gather_slots, grad_slots, prefetch, unit, unit_k, recompute, recompute_k, L;
     bool train_only;    // no validation between the steps
@@ -47,7 +47,7 @@ static GptConfig config_of(const Case *c, int rank) {
     g.B = 2, g.T = 7, g.logits_rows = 5;
     g.unit = c->unit, g.unit_k = c->unit_k;
     g.recompute = c->recompute, g.recompute_k = c->recompute_k;
-    FsdpConfig f = {rank, c->world, c->K, c->ordered, c->resident, c->local, c->bf16_reduce, c->moments,
+    FsdpConfig f = {rank, c->world, c->K, c->ordered, c->resident, c->local, c->bf16_reduce, c->bf16_grads, c->moments,
                     c->gather_slots, c->grad_slots, c->prefetch, c->micro_steps};
     g.fsdp = f;
     return g;
@@ -103,10 +103,11 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
 
 static void describe(const Case *c, char *text, size_t room) {
     snprintf(text, room,
-             "ranks %d, micro-steps %d, K %d, %s%s%s%s%s, moments %d, gather slots %d, grad slots %d, prefetch %d, unit "
+             "ranks %d, micro-steps %d, K %d, %s%s%s%s%s%s, moments %d, gather slots %d, grad slots %d, prefetch %d, unit "
              "%d:%d, recompute %d:%d, L %d",
              c->world, c->micro_steps, c->K, c->ordered ? "ordered" : "fast", c->resident ? ", resident" : "",
-             c->local ? ", local" : "", c->bf16 ? ", bf16" : "", c->bf16_reduce ? ", bf16 reduce" : "", c->moments,
+             c->local ? ", local" : "", c->bf16 ? ", bf16" : "", c->bf16_reduce ? ", bf16 reduce" : "",
+             c->bf16_grads ? ", bf16 gradients" : "", c->moments,
              c->gather_slots, c->grad_slots, c->prefetch, c->unit, c->unit_k, c->recompute, c->recompute_k, c->L);
 }
 
@@ -141,13 +142,13 @@ static const Result *reference_of(const Case *c, char *name) {
     static struct {
         bool made;
         Result result;
-    } made[64][2][2][3][6];
+    } made[64][2][2][2][3][6];
     Case r = {};
     r.world = 1, r.micro_steps = c->world * c->micro_steps, r.K = 1, r.ordered = true;
-    r.bf16 = c->bf16, r.bf16_reduce = c->bf16_reduce, r.moments = c->moments;
+    r.bf16 = c->bf16, r.bf16_reduce = c->bf16_reduce, r.bf16_grads = c->bf16_grads, r.moments = c->moments;
     r.gather_slots = 2, r.grad_slots = 2, r.prefetch = 1, r.unit = UNIT_LAYER, r.L = c->L;
-    sprintf(name, "reference-%d-%d-%d-%d-%d", r.micro_steps, r.bf16, r.bf16_reduce, r.moments, r.L);
-    auto *slot = &made[r.micro_steps][r.bf16][r.bf16_reduce][r.moments][r.L];
+    sprintf(name, "reference-%d-%d-%d-%d-%d-%d", r.micro_steps, r.bf16, r.bf16_reduce, r.bf16_grads, r.moments, r.L);
+    auto *slot = &made[r.micro_steps][r.bf16][r.bf16_reduce][r.bf16_grads][r.moments][r.L];
     if (!slot->made) run_case(&r, name, &slot->result);
     slot->made = true;
     return &slot->result;
@@ -231,12 +232,13 @@ static void every_strategy_gives_the_bits_of_one_unsharded_rank(void **) {
     }
 }
 
-static void bf16_and_every_moment_type_give_the_bits_of_one_rank(void **) {
+static void every_dtype_gives_the_bits_of_one_rank(void **) {
     for (int i = 0; i < 60; i++) {
         Case c = case_number(2 * i + 1);
         c.ordered = true;
         c.bf16 = i % 4 != 0;
         c.bf16_reduce = i % 3 == 0;
+        c.bf16_grads = i % 5 == 0;
         c.moments = (MomentType)(i % 3);
         check(&c, 0);
     }
@@ -314,7 +316,7 @@ int main(void) {
     if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_strategy_gives_the_bits_of_one_unsharded_rank),
-        cmocka_unit_test(bf16_and_every_moment_type_give_the_bits_of_one_rank),
+        cmocka_unit_test(every_dtype_gives_the_bits_of_one_rank),
         cmocka_unit_test(fast_sums_agree_with_one_rank),
         cmocka_unit_test(traffic_is_what_the_schedule_says),
         cmocka_unit_test(a_step_is_issued_in_the_order_on_record),

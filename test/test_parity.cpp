@@ -115,7 +115,7 @@ static void check_gradients(const char *which) {
     GptConfig c = {};
     c.model = model.m, c.B = header[2], c.T = header[3], c.logits_rows = 3;
     c.unit = UNIT_LAYER;
-    FsdpConfig f = {0, 1, 1, true, false, false, false, MOMENTS_FP32, 2, 2, 1, 1};
+    FsdpConfig f = {0, 1, 1, true, false, false, false, false, MOMENTS_FP32, 2, 2, 1, 1};
     c.fsdp = f;
     size_t BT = (size_t)c.B * (size_t)c.T, n = model_parameters(&c.model);
     Gpt *g = gpt_fp32_generic.create(&c);
