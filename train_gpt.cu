@@ -418,6 +418,8 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
     x.tokens_per_second = 1e3 * tokens / ms;
     x.mfu = r->peak > 0 ? x.tokens_per_second * flops / (r->peak * r->ranks.world) : NAN;
     x.comm_share = s->counters.wait_ms / ms;
+    x.gathered = s->counters.gathered_bytes, x.reduced = s->counters.reduced_bytes;
+    x.allreduced = s->counters.allreduced_bytes, x.collectives = s->counters.collectives;
     x.tokens = r->tokens;
     x.memory = buffers_bytes(r->code->buffers(r->gpt), NULL);
     if (r->ranks.rank != 0) return;
@@ -429,10 +431,19 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
         char mfu[16] = "n/a";
         if (r->peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * x.mfu);
         printf("step %ld/%ld | loss %.4f | norm %.4f (before clipping) | lr %.2e | %.0f ms | %.0f tok/s | MFU %s | "
-               "%.0f MiB | comm %.0f%% | ETA %ld:%02ld:%02ld\n", step + 1, r->steps, x.loss, x.norm, lr, ms,
-               x.tokens_per_second, mfu, mib(x.memory), 100 * x.comm_share, eta / 3600, eta / 60 % 60, eta % 60);
+               "%.0f MiB | comm %.0f%% (%.1f MiB) | ETA %ld:%02ld:%02ld\n", step + 1, r->steps, x.loss, x.norm, lr, ms,
+               x.tokens_per_second, mfu, mib(x.memory), 100 * x.comm_share,
+               (x.gathered + x.reduced + x.allreduced) / 1048576.0, eta / 3600, eta / 60 % 60, eta % 60);
     }
     fflush(stdout);
+}
+
+// Rank 0 writes FILE, rank i FILE.i.
+static void write_trace(Run *r) {
+    char path[4096];
+    if (r->ranks.rank == 0) snprintf(path, sizeof path, "%s", r->o.trace);
+    else snprintf(path, sizeof path, "%s.%d", r->o.trace, r->ranks.rank);
+    r->code->trace_stop(r->gpt, path);
 }
 
 static bool due(int every, long step) {
@@ -452,7 +463,7 @@ static void train(Run *r) {
         double began = now_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
         GptStep s = train_step(r, step, lr);
-        if (o->trace[0] && step == traced) r->code->trace_stop(r->gpt, o->trace);
+        if (o->trace[0] && step == traced) write_trace(r);
         count_skips(r, step, &s);
         report_step(r, step, lr, now_ms() - began, &s);
     }

@@ -20,7 +20,7 @@ struct CpuEvent {
 // One address range, reserved once and never committed by itself: the kernel backs what is touched.
 static struct {
     char *base;
-    size_t reserved, used, allocations;
+    size_t reserved, used, allocations, asked;
 } arena;
 
 static size_t physical_bytes(void) {
@@ -47,6 +47,7 @@ cudaError_t cudaMalloc(void **ptr, size_t bytes) {
     if (at + bytes > arena.reserved) return cudaErrorMemoryAllocation;
     *ptr = arena.base + at;
     arena.used = at + bytes;
+    arena.asked += bytes;
     arena.allocations++;
     return cudaSuccess;
 }
@@ -56,13 +57,17 @@ cudaError_t cudaFree(void *ptr) {
     (void)ptr;
     if (arena.allocations && --arena.allocations == 0) {
         madvise(arena.base, arena.used, MADV_DONTNEED);
-        arena.used = 0;
+        arena.used = arena.asked = 0;
     }
     return cudaSuccess;
 }
 
 size_t cpu_allocation_count(void) {
     return arena.allocations;
+}
+
+size_t cpu_allocated_bytes(void) {
+    return arena.asked;
 }
 
 cudaError_t cudaMallocHost(void **ptr, size_t bytes) {

@@ -50,5 +50,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-// How many times cudaMalloc was called (not in CUDA): lets a test assert that a step allocates nothing.
+// Calls of cudaMalloc that are not freed, and the bytes they asked for (not in CUDA): lets a test assert that a
+// step allocates nothing, and a run what its table says.
 size_t cpu_allocation_count(void);
+size_t cpu_allocated_bytes(void);

@@ -42,7 +42,7 @@ struct Preference {
 };
 struct Algorithm {  // what cublasLtMatmulAlgo_t's opaque bytes hold
     uint64_t tag, workspace;
-    uint32_t align[4];
+    uint32_t align[4], bias_align, aux_align;
 };
 static_assert(sizeof(Algorithm) <= sizeof(cublasLtMatmulAlgo_t), "fits the opaque bytes");
 constexpr uint64_t ALGORITHM_TAG = 0x656d75626c6173;
@@ -279,18 +279,37 @@ cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, cons
             return invalid(
                 "a layout is empty, or its leading dimension or batch count does not fit");
     bool aux = writes_aux(d.epilogue) || has_dgelu(d.epilogue);
-    if (aux && (!d.aux || (size_t)d.aux % 16 || d.aux_ld % 8 || d.aux_ld < (int64_t)o.rows))
-        return invalid(text("epilogue aux: pointer %p must be 16-byte aligned, leading dimension "
-                            "%ld a multiple of 8 and at "
-                            "least %lu",
-                            d.aux, (long)d.aux_ld, o.rows));
-    if ((has_bias(d.epilogue) || writes_bias(d.epilogue)) && !d.bias)
-        return invalid("epilogue without a bias pointer");
+    if (aux && (d.aux_ld % 8 || d.aux_ld < (int64_t)o.rows))
+        return invalid(
+            text("epilogue aux: leading dimension %ld must be a multiple of 8 and at least %lu",
+                 (long)d.aux_ld, o.rows));
     if (d.epilogue != CUBLASLT_EPILOGUE_DEFAULT && o.batch > 1)
         return unsupported("batched matmul with epilogue", d.epilogue);
     if (d.aux_type >= 0 && d.aux_type != o.type) return unsupported("aux type", d.aux_type);
     if (d.bias_type >= 0 && d.bias_type != o.type && d.bias_type != a.type)
         return unsupported("bias type", d.bias_type);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+// What a heuristic concludes from an epilogue pointer; NULL counts as aligned to anything.
+uint32_t alignment_of(const void *p) {
+    size_t lowest_bit = (size_t)p & -(size_t)p;
+    return p && lowest_bit < DEFAULT_ALIGNMENT ? (uint32_t)lowest_bit : DEFAULT_ALIGNMENT;
+}
+
+cublasStatus_t check_epilogue_pointers(const Descriptor &d, const Algorithm &algorithm) {
+    bool bias = has_bias(d.epilogue) || writes_bias(d.epilogue);
+    bool aux = writes_aux(d.epilogue) || has_dgelu(d.epilogue);
+    if (bias && (!d.bias || (size_t)d.bias % algorithm.bias_align))
+        return invalid(
+            text("bias = %p is NULL or not aligned to %u bytes, which the heuristic saw (a NULL "
+                 "pointer counts as aligned to %u)",
+                 d.bias, algorithm.bias_align, DEFAULT_ALIGNMENT));
+    if (aux && (!d.aux || (size_t)d.aux % std::max(algorithm.aux_align, 16u)))
+        return invalid(
+            text("aux = %p is NULL or not aligned to %u bytes, which the heuristic saw (a NULL "
+                 "pointer counts as aligned to %u; at least 16 is needed)",
+                 d.aux, algorithm.aux_align, DEFAULT_ALIGNMENT));
     return CUBLAS_STATUS_SUCCESS;
 }
 
@@ -447,8 +466,11 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
         check(*(Descriptor *)d, *(Layout *)a, *(Layout *)b, *(Layout *)c, *(Layout *)o);
     if (status != CUBLAS_STATUS_SUCCESS) return status;
     const Preference *p = (const Preference *)preference;
-    Algorithm algorithm = {
-        ALGORITHM_TAG, p->workspace, {p->align[0], p->align[1], p->align[2], p->align[3]}};
+    Algorithm algorithm = {ALGORITHM_TAG,
+                           p->workspace,
+                           {p->align[0], p->align[1], p->align[2], p->align[3]},
+                           alignment_of(((Descriptor *)d)->bias),
+                           alignment_of(((Descriptor *)d)->aux)};
     memset(&results[0], 0, sizeof results[0]);
     memcpy(&results[0].algo, &algorithm, sizeof algorithm);
     results[0].workspaceSize = p->workspace;
@@ -486,9 +508,12 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     g.n = (int)g.o.cols;
     g.k = (int)(g.d.transA == CUBLAS_OP_N ? g.a.cols : g.a.rows);
     g.name = text("cublasLtMatmul m=%d n=%d k=%d", g.m, g.n, g.k);
-    Algorithm algorithm{ALGORITHM_TAG, 0, {1, 1, 1, 1}};  // none given: chosen for these pointers
+    Algorithm algorithm{
+        ALGORITHM_TAG, 0, {1, 1, 1, 1}, 1, 1};  // none given: chosen for these pointers
     if (algo) memcpy(&algorithm, algo, sizeof algorithm);
     if (algorithm.tag != ALGORITHM_TAG) return invalid("an algorithm that no heuristic gave");
+    status = check_epilogue_pointers(g.d, algorithm);
+    if (status != CUBLAS_STATUS_SUCCESS) return status;
     const void *operand[4] = {A, B, C, D};
     for (int i = 0; i < 4; i++)
         if (operand[i] && (size_t)operand[i] % algorithm.align[i])

@@ -103,7 +103,8 @@ static Problem problem(const Case &c) {
             make(c.out, c.epilogue == CUBLASLT_EPILOGUE_BGRADB ? c.n : c.m, 1, c.m + c.n, 1, 5),
             make(c.out, c.m, c.n, aux_ld, 1, 6)};
 }
-static cublasStatus_t multiply(const Problem &p, uint32_t alignment) {
+// later_bias: set after the heuristic, instead of p.bias
+static cublasStatus_t multiply(const Problem &p, uint32_t alignment, void *later_bias = nullptr) {
     cublasLtHandle_t handle;
     cublasLtMatmulDesc_t d;
     cublasLtMatmulPreference_t preference;
@@ -127,6 +128,7 @@ static cublasStatus_t multiply(const Problem &p, uint32_t alignment) {
     cublasLtMatrixLayout_t l[4] = {layout(p.A), layout(p.B), layout(p.C), layout(p.D)};
     cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(handle, d, l[0], l[1], l[2], l[3],
                                                            preference, 1, &result, &found);
+    if (later_bias) set(d, CUBLASLT_MATMUL_DESC_BIAS_POINTER, later_bias);
     if (status == CUBLAS_STATUS_SUCCESS)
         status =
             cublasLtMatmul(handle, d, &p.c.alpha, p.A.device, l[0], p.B.device, l[1], &p.c.beta,
@@ -244,6 +246,14 @@ static void pointers_less_aligned_than_the_heuristic_was_told_are_refused(void *
         exit(multiply(p, 256) == CUBLAS_STATUS_INVALID_VALUE);
     });
 }
+static void a_bias_less_aligned_than_the_heuristic_saw_is_refused(void **) {
+    expect_report("bias = |is NULL or not aligned to 256 bytes", [] {
+        Problem p = problem({F, F, N, N, CUBLASLT_EPILOGUE_BIAS, 1, 0, 8, 8, 8, 1});
+        void *bias = (char *)p.bias.device + 16;
+        p.bias.device = nullptr;
+        exit(multiply(p, 16, bias) == CUBLAS_STATUS_INVALID_VALUE);
+    });
+}
 static void an_operand_past_its_allocation_is_reported(void **) {
     expect_report("cublasLtMatmul m=8 n=8 k=8 reads|out of bounds", [] {
         Problem p = problem({F, F, N, N, CUBLASLT_EPILOGUE_DEFAULT, 1, 0, 8, 8, 8, 1});
@@ -261,6 +271,7 @@ int main(void) {
         cmocka_unit_test(a_combination_of_types_that_does_not_exist_is_refused),
         cmocka_unit_test(an_unknown_epilogue_is_refused),
         cmocka_unit_test(pointers_less_aligned_than_the_heuristic_was_told_are_refused),
+        cmocka_unit_test(a_bias_less_aligned_than_the_heuristic_saw_is_refused),
         cmocka_unit_test(an_operand_past_its_allocation_is_reported),
     };
     return cmocka_run_group_tests(tests, nullptr, nullptr);

@@ -45,7 +45,7 @@ __device__ static inline void any_rows_by_rows(float s[4][4], AnyRoom *room, Any
             room->a[col + i][row] = any_value(&a, row, k0 + col + i, HS);
             room->b[col + i][row] = any_value(&b, row, k0 + col + i, HS);
         }
-        __syncthreads();
+        SEEDED_SYNC(6);
         UNROLL_4 for (int k = 0; k < ANY_STEP; k++) {
             Pack<float> u = load_pack(&room->a[k][y]), v = load_pack(&room->b[k][x]);
             UNROLL for (int i = 0; i < 4; i++) {

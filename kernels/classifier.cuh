@@ -20,31 +20,27 @@ __global__ static void classifier_kernel(floatX *logits, float *losses, const in
     }
     float most = -INFINITY, sum = 0;
     for (int c = (int)threadIdx.x * P; c < V; c += (int)blockDim.x * P) {
-        alignas(16) floatX v[Pack<floatX>::size];
-        if (P > 1) *(Pack<floatX> *)v = load_pack(x + c);
-        else v[0] = x[c];
+        Items<P> v = load_items<P>(x + c);
         for (int k = 0; k < P && c + k < V; k++) {
-            float z = to_float(v[k]);
+            float z = to_float(v.x[k]);
             if (z > most) sum *= expf(most - z), most = z;
             sum += z == most ? 1.0f : expf(z - most);
         }
     }
+    // A thread without elements has sum 0; one that saw only NaN has no maximum, but a sum.
     float row_most = block_max(most, room);
-    sum = block_sum(most == -INFINITY ? 0.0f : sum * expf(most - row_most), room);
+    sum = block_sum(sum == 0.0f ? 0.0f : sum * expf(most - row_most), room);
     float at_target = to_float(x[target]), scale = 1.0f / sum;
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + row_most - at_target;
     if (!write_dlogits) return;
     __syncthreads();  // everybody has read x[target]
     for (int c = (int)threadIdx.x * P; c < ld; c += (int)blockDim.x * P) {
-        alignas(16) floatX v[Pack<floatX>::size];
-        if (P > 1) *(Pack<floatX> *)v = load_pack(x + c);
-        else v[0] = x[c];
+        Items<P> v = load_items<P>(x + c);
         for (int k = 0; k < P; k++) {
-            float p = c + k < V ? expf(to_float(v[k]) - row_most) * scale : 0.0f;
-            store_float(&v[k], c + k == target ? p - 1.0f : p);
+            float p = c + k < V ? expf(to_float(v.x[k]) - row_most) * scale : 0.0f;
+            store_float(&v.x[k], c + k == target ? p - 1.0f : p);
         }
-        if (P > 1) store_pack(x + c, *(Pack<floatX> *)v);
-        else x[c] = v[0];
+        store_items<P>(x + c, v);
     }
 }
 

@@ -28,18 +28,12 @@ static size_t columns_workspace_bytes(int rows, int C) {
 template <int P, bool NORM>
 __device__ static inline void add_row(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int row, size_t at) {
     float mean = NORM ? norm.mean[row] : 0, rstd = NORM ? norm.rstd[row] : 0;
-    floatX d[P], x[P];
-    if (P > 1) {
-        *(Pack<floatX> *)d = load_pack(dout + at);
-        if (NORM) *(Pack<floatX> *)x = load_pack(norm.inp + at);
-    } else {
-        d[0] = dout[at];
-        if (NORM) x[0] = norm.inp[at];
-    }
+    Items<P> d = load_items<P>(dout + at), x = d;
+    if (NORM) x = load_items<P>(norm.inp + at);
     for (int k = 0; k < P; k++) {
-        float g = to_float(d[k]);
+        float g = to_float(d.x[k]);
         db[k] += g;
-        if (NORM) dw[k] += g * (to_float(x[k]) - mean) * rstd;
+        if (NORM) dw[k] += g * (to_float(x.x[k]) - mean) * rstd;
     }
 }
 
@@ -50,13 +44,13 @@ __global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsN
     int c = ((int)blockIdx.x * COLUMNS_X + (int)threadIdx.x) * P;
     int chunk = (rows + (int)gridDim.y - 1) / (int)gridDim.y, begin = (int)blockIdx.y * chunk;
     int end = begin + chunk < rows ? begin + chunk : rows;
-    alignas(16) float sums[2][P] = {};
+    float sums[2][P] = {};
     if (c < C)
         for (int row = begin + (int)threadIdx.y; row < end; row += COLUMNS_Y)
             add_row<P, NORM>(sums[0], sums[1], dout, norm, row, (size_t)row * C + c);
     for (int s = 0; s < (NORM ? 2 : 1); s++) {
         for (int k = 0; k < P; k++) room[threadIdx.y][threadIdx.x * P + k] = sums[s][k];
-        __syncthreads();
+        SEEDED_SYNC(4);
         if (threadIdx.y == 0 && c < C)
             for (int k = 0; k < P; k++) {
                 float total = 0;

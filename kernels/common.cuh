@@ -18,14 +18,16 @@
 #define UNROLL_4 _Pragma("unroll 4")
 #endif
 
-// A barrier that a test leaves out, to see that the race is reported.
-#ifndef BREAK_SYNC
-#define BREAK_SYNC 0
-#endif
-#define SEEDED_SYNC(number)                                                                                      \
-    do {                                                                                                         \
-        if (BREAK_SYNC != number) __syncthreads();                                                               \
+// A barrier that a test can leave out, to see that the race is reported.
+#ifdef SEEDED_DEFECTS
+static int left_out = 0;
+#define SEEDED_SYNC(number)                                                                        \
+    do {                                                                                           \
+        if (left_out != number) __syncthreads();                                                   \
     } while (0)
+#else
+#define SEEDED_SYNC(number) __syncthreads()
+#endif
 
 #define launchCheck()                                                                                            \
     do {                                                                                                         \
@@ -70,6 +72,19 @@ template <class T> __device__ static inline void store_pack(T *p, const Pack<T> 
     *(Pack<T> *)p = v;
 }
 
+// P elements of floatX: one, or a pack.
+template <int P> struct alignas(P * sizeof(floatX)) Items {
+    floatX x[P];
+};
+
+template <int P> __device__ static inline Items<P> load_items(const floatX *p) {
+    return *(const Items<P> *)p;
+}
+
+template <int P> __device__ static inline void store_items(floatX *p, const Items<P> &v) {
+    *(Items<P> *)p = v;
+}
+
 static inline bool aligned16(const void *p) {
     return (size_t)p % 16 == 0;
 }
@@ -96,7 +111,7 @@ template <class T> __device__ static inline T block_sum(T x, T *room) {
     if (lane == 0) room[warp] = x;
     __syncthreads();
     x = warp_sum(lane < warps ? room[lane] : (T)0);
-    __syncthreads();
+    SEEDED_SYNC(3);
     return x;
 }
 

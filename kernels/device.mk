@@ -14,7 +14,7 @@ $(call need,cublasLt.h,the CUDA toolkit's libcublas-dev-13-0)
 $(call need,nccl.h,NVIDIA's libnccl-dev)
 
 comma = ,
-NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter \
+NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter$(comma)-fopenmp \
              $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I. $(EXTRA_FLAGS)
 CUDA_LIBS = -L$(CUDA)/lib64 -lcublasLt -lnccl $(MPI_LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)

@@ -39,7 +39,7 @@ static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, c
 
 // ---- backward: positions sorted by token, then one block sums the rows of a token in ascending order -------------
 
-#define SORT_THREADS 256
+#define SORT_THREADS 512
 #define SORT_BITS 4
 #define SORT_DIGITS (1 << SORT_BITS)
 
@@ -54,7 +54,7 @@ __device__ static inline void scan_counts(int *counts, int *totals) {
         int before = threadIdx.x >= offset ? totals[threadIdx.x - offset] : 0;
         __syncthreads();
         totals[threadIdx.x] += before;
-        __syncthreads();
+        SEEDED_SYNC(5);
     }
     int start = totals[threadIdx.x] - sum;
     for (int i = 0; i < chunk; i++) {
@@ -84,15 +84,24 @@ __global__ static void sort_pass_kernel(int *to, const int *from, const int *tok
     }
 }
 
-// Block i handles the token of sorted place i if its run of equal tokens begins there.
+// Block (i, .) handles the token of sorted place i, if its run of equal tokens begins there; blockIdx.y says which
+// columns. The positions of the run come through shared memory, so that the loads of dout need not wait for them.
 __global__ static void dwte_kernel(float *dwte, const floatX *dout, const int *tokens, const int *order, int n, int C) {
-    int i = (int)blockIdx.x, token = tokens[order[i]];
-    if (i > 0 && tokens[order[i - 1]] == token) return;
-    for (int c = (int)threadIdx.x; c < C; c += (int)blockDim.x) {
-        float sum = 0;
-        for (int k = i; k < n && tokens[order[k]] == token; k++) sum += to_float(dout[(size_t)order[k] * C + c]);
-        dwte[(size_t)token * C + c] += sum;
+    __shared__ int positions[ENCODER_THREADS];
+    int begin = (int)blockIdx.x, token = tokens[order[begin]], count = ENCODER_THREADS;
+    if (begin > 0 && tokens[order[begin - 1]] == token) return;
+    int c = (int)(blockIdx.y * blockDim.x + threadIdx.x);
+    float sum = 0;
+    for (int k0 = begin; count == ENCODER_THREADS; k0 += ENCODER_THREADS) {
+        int k = k0 + (int)threadIdx.x, position = k < n ? order[k] : 0;
+        positions[threadIdx.x] = position;
+        count = __syncthreads_count(k < n && tokens[position] == token);
+        if (c < C) {
+            UNROLL_4 for (int i = 0; i < count; i++) sum += to_float(dout[(size_t)positions[i] * C + c]);
+        }
+        __syncthreads();
     }
+    if (c < C) dwte[(size_t)token * C + c] += sum;
 }
 
 __global__ static void dwpe_kernel(float *dwpe, const floatX *dout, int B, size_t TC) {
@@ -118,7 +127,8 @@ static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const
         order = spare;
         spare = (int *)from;
     }
-    dwte_kernel<<<(unsigned)n, ENCODER_THREADS, 0, stream>>>(dwte, dout, tokens, from, n, C);
+    dim3 grid((unsigned)n, blocks_for((size_t)C, ENCODER_THREADS));
+    dwte_kernel<<<grid, ENCODER_THREADS, 0, stream>>>(dwte, dout, tokens, from, n, C);
     size_t TC = (size_t)T * (size_t)C;
     dwpe_kernel<<<blocks_for(TC, ENCODER_THREADS), ENCODER_THREADS, 0, stream>>>(dwpe, dout, B, TC);
     launchCheck();

@@ -15,28 +15,25 @@ __device__ static inline float gelu_slope(float x) {
     return 0.5f * (1.0f + t) + 0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-// BACKWARD: out *= gelu'(pre), else out = gelu(pre). n is a multiple of the pack if PACKS.
-template <bool BACKWARD, bool PACKS> __global__ static void gelu_kernel(floatX *out, const floatX *pre, size_t n) {
-    const int P = PACKS ? Pack<floatX>::size : 1;
+// BACKWARD: out *= gelu'(pre), else out = gelu(pre). n is a multiple of P.
+template <bool BACKWARD, int P> __global__ static void gelu_kernel(floatX *out, const floatX *pre, size_t n) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * P;
     if (i >= n) return;
-    alignas(16) floatX x[Pack<floatX>::size], y[Pack<floatX>::size];
-    if (PACKS) *(Pack<floatX> *)x = load_pack(pre + i);
-    else x[0] = pre[i];
-    if (BACKWARD && PACKS) *(Pack<floatX> *)y = load_pack(out + i);
-    else if (BACKWARD) y[0] = out[i];
-    for (int k = 0; k < P; k++)
-        store_float(&y[k], BACKWARD ? to_float(y[k]) * gelu_slope(to_float(x[k])) : gelu_value(to_float(x[k])));
-    if (PACKS) store_pack(out + i, *(Pack<floatX> *)y);
-    else out[i] = y[0];
+    Items<P> x = load_items<P>(pre + i), y = x;
+    if (BACKWARD) y = load_items<P>(out + i);
+    for (int k = 0; k < P; k++) {
+        float z = to_float(x.x[k]);
+        store_float(&y.x[k], BACKWARD ? to_float(y.x[k]) * gelu_slope(z) : gelu_value(z));
+    }
+    store_items<P>(out + i, y);
 }
 
 template <bool BACKWARD> static void gelu_launch(floatX *out, const floatX *pre, size_t n, cudaStream_t stream) {
-    if (n % Pack<floatX>::size == 0 && aligned16(out) && aligned16(pre))
-        gelu_kernel<BACKWARD, true><<<blocks_for(n, GELU_THREADS * Pack<floatX>::size), GELU_THREADS, 0, stream>>>(
-            out, pre, n);
+    const int P = Pack<floatX>::size;
+    if (n % P == 0 && aligned16(out) && aligned16(pre))
+        gelu_kernel<BACKWARD, P><<<blocks_for(n, GELU_THREADS * P), GELU_THREADS, 0, stream>>>(out, pre, n);
     else
-        gelu_kernel<BACKWARD, false><<<blocks_for(n, GELU_THREADS), GELU_THREADS, 0, stream>>>(out, pre, n);
+        gelu_kernel<BACKWARD, 1><<<blocks_for(n, GELU_THREADS), GELU_THREADS, 0, stream>>>(out, pre, n);
     launchCheck();
 }
 

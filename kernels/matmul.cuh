@@ -137,7 +137,15 @@ static bool same_product(const ProductKey *x, const ProductKey *y) {
            x->fused == y->fused && x->alignment == y->alignment;
 }
 
-static Product *product_for(const ProductKey *key) {
+// The array that the product's end reads: bias, or the input of GELU.
+static void set_fused(Product *p, const floatX *fuse) {
+    set_desc(p->desc,
+             p->key.kind == PRODUCT_FORWARD ? CUBLASLT_MATMUL_DESC_BIAS_POINTER
+                                            : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+             &fuse, sizeof fuse);
+}
+
+static Product *product_for(const ProductKey *key, const floatX *fuse) {
     for (int i = 0; i < products.count; i++)
         if (same_product(&products.made[i].key, key)) return &products.made[i];
     if (products.count == PRODUCTS_MAX) die("matrix products: expected at most %d shapes", PRODUCTS_MAX);
@@ -145,6 +153,7 @@ static Product *product_for(const ProductKey *key) {
     *p = Product();
     p->key = *key;
     describe_product(p);
+    if (fuse) set_fused(p, fuse);
     choose_algorithm(p);
     return p;
 }
@@ -154,12 +163,9 @@ static bool product(ProductKind kind, void *c, const void *a, const void *b, con
                     int Cout, bool accumulate, cudaStream_t stream) {
     size_t bits = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse | 256;
     ProductKey key = {kind, rows, Cin, Cout, fuse != NULL, (int)(bits & (~bits + 1))};
-    Product *p = product_for(&key);
+    Product *p = product_for(&key, fuse);
     if (!p->possible) return false;
-    if (fuse)
-        set_desc(p->desc,
-                 kind == PRODUCT_FORWARD ? CUBLASLT_MATMUL_DESC_BIAS_POINTER : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
-                 &fuse, sizeof fuse);
+    if (fuse) set_fused(p, fuse);
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
     cublasCheck(cublasLtMatmul(products.handle, p->desc, &one, a, p->a, b, p->b, &beta, c, p->c, c, p->c, &p->algo,
                                products.workspace, PRODUCT_WORKSPACE, stream));

@@ -11,8 +11,8 @@
 template <class D, class S> __global__ static void convert_kernel(D *dst, const S *src, size_t n) {
     size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SHARD_ITEMS;
     if (first + SHARD_ITEMS <= n && (((size_t)(dst + first) | (size_t)(src + first)) & 15) == 0) {
-        S in[SHARD_ITEMS];
-        D out[SHARD_ITEMS];
+        alignas(16) S in[SHARD_ITEMS];
+        alignas(16) D out[SHARD_ITEMS];
         for (int i = 0; i < SHARD_ITEMS; i += Pack<S>::size) *(Pack<S> *)(in + i) = load_pack(src + first + i);
         for (int i = 0; i < SHARD_ITEMS; i++) store_float(&out[i], to_float(in[i]));
         for (int i = 0; i < SHARD_ITEMS; i += Pack<D>::size) store_pack(dst + first + i, *(Pack<D> *)(out + i));

@@ -43,6 +43,8 @@ typedef struct {
     double lr, ms;
     double tokens_per_second, mfu;  // mfu: share of the peak; NaN if the peak is not known
     double comm_share;              // of the step's time spent waiting for communication
+    double gathered, reduced, allreduced;  // bytes that this rank has received in the step's collectives
+    long collectives;
     uint64_t tokens;                // trained on so far, this step included
     uint64_t memory;                // bytes of this rank's buffers
 } StepMetrics;
@@ -129,14 +131,17 @@ static inline void metrics_print(FILE *f, const StepMetrics *m) {
                   {"ms", m->ms, 6},
                   {"tokens_per_second", m->tokens_per_second, 6},
                   {"mfu", m->mfu, 4},
-                  {"comm_share", m->comm_share, 4}};
+                  {"comm_share", m->comm_share, 4},
+                  {"gathered", m->gathered, 15},
+                  {"reduced", m->reduced, 15},
+                  {"allreduced", m->allreduced, 15}};
     fprintf(f, "{\"step\":%ld,\"steps\":%ld", m->step, m->steps);
     for (size_t i = 0; i < sizeof fields / sizeof fields[0]; i++) {
         fprintf(f, ",\"%s\":", fields[i].name);
         json_number(f, fields[i].value, fields[i].digits);
     }
-    fprintf(f, ",\"tokens\":%llu,\"memory\":%llu}\n", (unsigned long long)m->tokens,
-            (unsigned long long)m->memory);
+    fprintf(f, ",\"collectives\":%ld,\"tokens\":%llu,\"memory\":%llu}\n", m->collectives,
+            (unsigned long long)m->tokens, (unsigned long long)m->memory);
 }
 
 static inline void logger_step(Logger *l, const StepMetrics *m) {

@@ -7,7 +7,7 @@ TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h) test/death.h
 TEST_PACKAGES = g++ make libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
-TESTS = $(T)/test_lib $(T)/test_dataloader $(OPS_TESTS) $(T)/test_fsdp $(T)/test_parity $(T)/test_program
+TESTS = $(T)/test_lib $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity $(T)/test_program
 
 .PHONY: test test-install test-run
 # In two steps, so that what the first installs is found by the second.
@@ -34,6 +34,9 @@ $(T)/test_ops_fp32_%: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
 $(T)/test_ops_bf16_%: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
 	$(CXX) $(TEST_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=1 $< -o $@ $(CPU_LIBS) -lcmocka
 
+$(T)/test_nccl: $(O)/nccl.o
+$(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
+$(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
 $(T)/test_fsdp $(T)/test_parity: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o
 $(T)/%: test/%.cpp $(TEST_DEPENDS) | $(T)
 	$(CXX) $(TEST_FLAGS) $< $(filter %.o,$^) -o $@ $(CPU_LIBS) -lcmocka

@@ -31,7 +31,7 @@ typedef struct {
 typedef struct {
     double loss[STEPS], norm[STEPS], val[STEPS];
     FsdpCounters counters[MOST_RANKS];  // of the last step
-    size_t shard_elements, allocated_late;
+    size_t shard_elements, allocated_late, allocated, in_table;
 } Result;
 
 static ModelConfig tiny_model(int L) {
@@ -93,6 +93,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     }
     out->allocated_late = cpu_allocation_count() - allocations;
     out->shard_elements = code->shard_elements(g);
+    out->allocated = cpu_allocated_bytes();
+    out->in_table = buffers_bytes(code->buffers(g), NULL);
     for (int a = 0; a < ARRAYS; a++) {
         char path[128];
         array_path(path, name, a);
@@ -203,6 +205,8 @@ static void check(const Case *c, double tolerance) {
     compare_numbers("norm", result.norm, reference->norm, tolerance, text);
     compare_numbers("validation", result.val, reference->val, tolerance, text);
     compare_arrays("case", reference_name, 10 * tolerance, text);
+    if (result.allocated != result.in_table)
+        fail_msg("%zu bytes allocated, %zu in the table: %s", result.allocated, result.in_table, text);
     if (result.allocated_late) fail_msg("%zu allocations after step 1: %s", result.allocated_late, text);
 }
 

@@ -1,0 +1,219 @@
+// test/test_nccl.cpp: the CPU device's collectives between forked ranks: every operation and type over odd sizes
+// and sizes beyond a staging area, in place and not, split communicators; disagreeing ranks are named.
+#include "../cpu/nccl.h"
+#include "../lib/die.h"
+
+#include <math.h>
+#include <omp.h>
+#include <setjmp.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <sys/wait.h>
+#include <vector>
+extern "C" {
+#include <cmocka.h>
+}
+
+#define expect(condition, ...) \
+    if (!(condition)) die(__VA_ARGS__)
+
+// Runs f on n ranks; the exit status of the first that fails, 0 if none does.
+static int on_ranks(int n, void (*f)(ncclComm_t, int rank, int n), const char *errors) {
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    fflush(NULL);
+    std::vector<pid_t> ranks((size_t)n);
+    for (int rank = 0; rank < n; rank++)
+        if ((ranks[(size_t)rank] = fork()) == 0) {
+            if (errors && !freopen(errors, "a", stderr)) _exit(2);
+            omp_set_num_threads(1);
+            process.rank = rank, process.world = n;
+            ncclComm_t comm;
+            ncclCommInitRank(&comm, n, id, rank);
+            f(comm, rank, n);
+            ncclCommDestroy(comm);
+            _exit(0);
+        }
+    int first = 0;
+    for (int i = 0, status; i < n; i++) {
+        wait(&status);
+        if (!status || first) continue;
+        first = status;  // the others may wait for it for ever
+        for (pid_t pid : ranks) kill(pid, SIGKILL);
+    }
+    return first;
+}
+
+static float value(int rank, size_t i) {
+    return (float)((i * 7 + (size_t)rank * 13) % 101) / 8;
+}
+
+static const size_t sizes[] = {1, 3, 1000, 262144 + 5, 700001};
+
+static void gathers(ncclComm_t comm, int rank, int n) {
+    for (size_t size : sizes) {
+        std::vector<float> own(size), all(size * (size_t)n);
+        for (size_t i = 0; i < size; i++) own[i] = value(rank, i);
+        for (int in_place = 0; in_place < 2; in_place++) {
+            std::fill(all.begin(), all.end(), -1.0f);
+            float *place = all.data() + size * (size_t)rank;
+            if (in_place) memcpy(place, own.data(), size * sizeof(float));
+            ncclAllGather(in_place ? place : own.data(), all.data(), size, ncclFloat32, comm, NULL);
+            for (int r = 0; r < n; r++)
+                for (size_t i = 0; i < size; i++)
+                    expect(all[size * (size_t)r + i] == value(r, i), "all-gather of %zu: element %zu of rank %d", size, i, r);
+        }
+    }
+}
+
+template <class T> static T to_type(float x) {
+    T y;
+    store_float(&y, x);
+    return y;
+}
+
+template <> double to_type(float x) {
+    return x;
+}
+
+template <> int to_type(float x) {
+    return (int)(8 * x);
+}
+
+static double from_type(float x) {
+    return x;
+}
+
+static double from_type(double x) {
+    return x;
+}
+
+static double from_type(int x) {
+    return x;
+}
+
+static double from_type(bf16 x) {
+    return to_float(x);
+}
+
+// Values are multiples of 1/8 below 13: their sums over 8 ranks are exact in every type but bf16, whose rounding
+// of a sum below 128 is at most 1/4.
+template <class T> static void reduces_type(ncclComm_t comm, int rank, int n, ncclDataType_t type, double tolerance) {
+    for (size_t size : sizes)
+        for (int max = 0; max < 2; max++) {
+            ncclRedOp_t op = max ? ncclMax : ncclSum;
+            std::vector<T> whole(size * (size_t)n), all(size);
+            for (size_t i = 0; i < whole.size(); i++) whole[i] = to_type<T>(value(rank, i));
+            for (size_t i = 0; i < size; i++) all[i] = to_type<T>(value(rank, i));
+            ncclReduceScatter(whole.data(), whole.data() + size * (size_t)rank, size, type, op, comm, NULL);
+            ncclAllReduce(all.data(), all.data(), size, type, op, comm, NULL);
+            for (size_t i = 0; i < size; i++) {
+                double sum[2] = {0, 0};
+                for (int r = 0; r < n; r++) {
+                    double x[2] = {from_type(to_type<T>(value(r, size * (size_t)rank + i))),
+                                   from_type(to_type<T>(value(r, i)))};
+                    for (int k = 0; k < 2; k++) sum[k] = max ? (x[k] > sum[k] ? x[k] : sum[k]) : sum[k] + x[k];
+                }
+                double scattered = from_type(whole[size * (size_t)rank + i]), reduced = from_type(all[i]);
+                expect(fabs(scattered - sum[0]) <= tolerance, "reduce-scatter, type %d, size %zu, element %zu: %g %g", type,
+                       size, i, scattered, sum[0]);
+                expect(fabs(reduced - sum[1]) <= tolerance, "all-reduce, type %d, size %zu, element %zu: %g %g", type, size,
+                       i, reduced, sum[1]);
+            }
+        }
+}
+
+static void reduces(ncclComm_t comm, int rank, int n) {
+    reduces_type<float>(comm, rank, n, ncclFloat32, 0);
+    reduces_type<double>(comm, rank, n, ncclFloat64, 0);
+    reduces_type<int>(comm, rank, n, ncclInt32, 0);
+    reduces_type<bf16>(comm, rank, n, ncclBfloat16, 0.25);
+}
+
+static void exchanges(ncclComm_t comm, int rank, int n) {
+    for (size_t size : sizes) {
+        std::vector<float> out(size * (size_t)n), in(size * (size_t)n);
+        for (size_t i = 0; i < out.size(); i++) out[i] = value(rank, i);
+        ncclGroupStart();
+        for (int j = 0; j < n; j++) {
+            ncclSend(out.data() + size * (size_t)j, size, ncclFloat32, j, comm, NULL);
+            ncclRecv(in.data() + size * (size_t)j, size, ncclFloat32, j, comm, NULL);
+        }
+        expect(ncclGroupEnd() == ncclSuccess, "all-to-all of %zu", size);
+        for (int j = 0; j < n; j++)
+            for (size_t i = 0; i < size; i++)
+                expect(in[size * (size_t)j + i] == value(j, size * (size_t)rank + i), "all-to-all: element %zu of rank %d", i, j);
+    }
+    ncclGroupStart();  // a lone send is no all-to-all
+    float x = 0;
+    ncclSend(&x, 1, ncclFloat32, 0, comm, NULL);
+    expect((ncclGroupEnd() == ncclSuccess) == false, "expected a lone send to be refused");
+}
+
+static void splits(ncclComm_t comm, int rank, int n) {
+    for (int groups = 1; groups <= n; groups++) {
+        ncclComm_t part;
+        ncclCommSplit(comm, rank % groups, -rank, &part, NULL);  // in descending order of ranks
+        float members = 1, first = (float)rank;
+        ncclAllReduce(&members, &members, 1, ncclFloat32, ncclSum, part, NULL);
+        int expected = 0;
+        for (int r = rank % groups; r < n; r += groups) expected++;
+        expect(members == (float)expected, "split into %d: %g members, expected %d", groups, members, expected);
+        std::vector<float> all((size_t)expected);
+        ncclAllGather(&first, all.data(), 1, ncclFloat32, part, NULL);
+        for (int i = 1; i < expected; i++) expect(all[(size_t)i] < all[(size_t)i - 1], "split: ranks are not in order of key");
+        ncclCommDestroy(part);
+    }
+}
+
+static void disagrees(ncclComm_t comm, int rank, int) {
+    float x[8] = {0}, y[64];
+    if (rank == 1) ncclAllReduce(x, y, 7, ncclFloat32, ncclSum, comm, NULL);
+    else ncclAllGather(x, y, 8, ncclFloat32, comm, NULL);
+}
+
+static const int worlds[] = {1, 2, 3, 5, 8};
+
+static void on_all_worlds(void (*f)(ncclComm_t, int, int)) {
+    for (int n : worlds) assert_int_equal(on_ranks(n, f, NULL), 0);
+}
+
+static void all_gather_brings_every_ranks_part(void **) {
+    on_all_worlds(gathers);
+}
+
+static void sums_and_maxima_are_right_for_every_type(void **) {
+    on_all_worlds(reduces);
+}
+
+static void all_to_all_brings_each_rank_its_part(void **) {
+    on_all_worlds(exchanges);
+}
+
+static void communicators_split_by_color_and_key(void **) {
+    on_all_worlds(splits);
+}
+
+static void ranks_that_disagree_are_named(void **) {
+    char path[] = "/tmp/test_nccl.XXXXXX", text[4096] = "";
+    close(mkstemp(path));
+    assert_int_not_equal(on_ranks(2, disagrees, path), 0);
+    FILE *f = fopen(path, "r");
+    size_t n = fread(text, 1, sizeof text - 1, f);
+    text[n] = 0;
+    fclose(f);
+    unlink(path);
+    if (!strstr(text, "AllReduce of 7") || !strstr(text, "AllGather of 8") || !strstr(text, "rank 1"))
+        fail_msg("expected both calls to be named, found: %s", text);
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(all_gather_brings_every_ranks_part),
+        cmocka_unit_test(sums_and_maxima_are_right_for_every_type),
+        cmocka_unit_test(all_to_all_brings_each_rank_its_part),
+        cmocka_unit_test(communicators_split_by_color_and_key),
+        cmocka_unit_test(ranks_that_disagree_are_named),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
