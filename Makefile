@@ -30,3 +30,8 @@ train_gpt: $(O)/train_gpt
 clean:
 	rm -rf build train_gpt train_gpt_emulated
 include test/test.mk
+
+# ---- the CUDA program on a CPU: ./train_gpt_emulated (see doc/emulator.md) -------------------------------------
+ifneq ($(filter emulate test-emulated emulate-fuzz test-kernels test-emulator test-run,$(MAKECMDGOALS)),)
+include emulator/emulator.mk
+endif

@@ -259,8 +259,10 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
 
 // ---- start and end ------------------------------------------------------------------------------------------
 
-static void create_event(cudaEvent_t *e) {
+// Recorded at once: the first wait for it finds nothing to wait for.
+static void create_event(Fsdp *f, cudaEvent_t *e) {
     cudaCheck(cudaEventCreateWithFlags(e, cudaEventDisableTiming));
+    cudaCheck(cudaEventRecord(*e, f->compute));
 }
 
 // The buffers of the table are allocated by now. id: the same on all ranks.
@@ -269,11 +271,11 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
     cudaCheck(cudaStreamCreateWithFlags(&f->compute, cudaStreamNonBlocking));
     cudaCheck(cudaStreamCreateWithFlags(&f->gather, cudaStreamNonBlocking));
     cudaCheck(cudaStreamCreateWithFlags(&f->reduce, cudaStreamNonBlocking));
-    create_event(&f->step_done);
-    for (int i = 0; i < f->nunits; i++) create_event(&f->units[i].updated), create_event(&f->units[i].filled);
+    create_event(f, &f->step_done);
+    for (int i = 0; i < f->nunits; i++) create_event(f, &f->units[i].updated), create_event(f, &f->units[i].filled);
     for (int i = 0; i < f->ngather + f->ngrad; i++) {
         FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
-        create_event(&s->ready), create_event(&s->freed);
+        create_event(f, &s->ready), create_event(f, &s->freed);
     }
     ncclCheck(ncclCommInitRank(&f->world_comm, c->world, id, c->rank));
     ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));

@@ -1,5 +1,5 @@
-// kernels/adamw.cuh: AdamW on a piece of a shard, see ../ops.h. Bound by memory: 28 bytes an element (fp32).
-// The norm is read on the device, so that the host need not wait for it.
+// kernels/adamw.cuh: AdamW on a piece of a shard, see ../ops.h. Bound by memory: 28 bytes an
+// element (fp32). The norm is read on the device, so that the host need not wait for it.
 #pragma once
 
 #include "common.cuh"
@@ -62,12 +62,14 @@ __device__ static inline void store_moment(float *dst, float x, uint32_t) {
 // Up with the probability of the part cut off. A value at the top of the range stays finite.
 __device__ static inline void store_moment(bf16 *dst, float x, uint32_t random16) {
     uint32_t u = __float_as_uint(x), up = u + random16;
-    *dst = __ushort_as_bfloat16((unsigned short)(((up & 0x7f800000u) == 0x7f800000u ? u : up) >> 16));
+    bool top = (up & 0x7f800000u) == 0x7f800000u;
+    bf16 y = __ushort_as_bfloat16((unsigned short)((top ? u : up) >> 16));
+    *dst = y;
 }
 
 template <class Moment, class Real>
-__global__ static void adamw_kernel(float *p, const float *g, Moment *m, Moment *v, size_t n, uint64_t first,
-                                    const double *sums, AdamWFactors<Real> f) {
+__global__ static void adamw_kernel(float *p, const float *g, Moment *m, Moment *v, size_t n,
+                                    uint64_t first, const double *sums, AdamWFactors<Real> f) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     double norm = sqrt(sums[0] + sums[1] + sums[2]) * f.grad_scale, scale = f.grad_scale;
@@ -79,23 +81,30 @@ __global__ static void adamw_kernel(float *p, const float *g, Moment *m, Moment 
     uint32_t random = sizeof(Moment) == 2 ? rounding_bits(f.key, first + i) : 0;
     store_moment(&m[i], mi, random & 0xffffu);
     store_moment(&v[i], vi, random >> 16);
-    p[i] = (float)(p[i] - f.lr * (mi * f.m_scale / ((Real)sqrt(vi * f.v_scale) + f.eps) + f.decay * p[i]));
+    p[i] = (float)(p[i] -
+                   f.lr * (mi * f.m_scale / ((Real)sqrt(vi * f.v_scale) + f.eps) + f.decay * p[i]));
 }
 
 template <class Moment, class Real>
-static void adamw_launch(float *p, const float *g, void *m, void *v, size_t n, uint64_t first, const double sums[3],
-                         const AdamWConfig *c, cudaStream_t stream) {
+static void adamw_launch(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
     adamw_kernel<Moment, Real><<<blocks_for(n, ADAMW_THREADS), ADAMW_THREADS, 0, stream>>>(
         p, g, (Moment *)m, (Moment *)v, n, first, sums, adamw_factors<Real>(c));
     launchCheck();
 }
 
-static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first, const double sums[3],
-                         const AdamWConfig *c, cudaStream_t stream) {
+static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
     if (n == 0) return;
     switch (c->moments) {
-    case MOMENTS_FP32: adamw_launch<float, float>(p, g, m, v, n, first, sums, c, stream); break;
-    case MOMENTS_FP64: adamw_launch<double, double>(p, g, m, v, n, first, sums, c, stream); break;
-    case MOMENTS_BF16: adamw_launch<bf16, float>(p, g, m, v, n, first, sums, c, stream); break;
+    case MOMENTS_FP32:
+        adamw_launch<float, float>(p, g, m, v, n, first, sums, c, stream);
+        break;
+    case MOMENTS_FP64:
+        adamw_launch<double, double>(p, g, m, v, n, first, sums, c, stream);
+        break;
+    case MOMENTS_BF16:
+        adamw_launch<bf16, float>(p, g, m, v, n, first, sums, c, stream);
+        break;
     }
 }

@@ -1,15 +1,17 @@
-// kernels/attention_any.cuh: attention in fp32 arithmetic for any head size and either dtype. 256 threads make a
-// tile of 64 rows by 64 columns of scores, 4 x 4 each, from slices of the operands in shared memory, and keep
-// 64 rows by 16 NC columns of the result in registers; blockIdx.y says which columns of the head.
+// kernels/attention_any.cuh: attention in fp32 arithmetic for any head size and either dtype. 256
+// threads make a tile of 64 rows by 64 columns of scores, 4 x 4 each, from slices of the operands
+// in shared memory, and keep 64 rows by 16 NC columns of the result in registers; blockIdx.y says
+// which columns of the head.
 //
-// "Rows" are a block's own: queries in the forward and for dQ, keys for dK and dV. "Columns" are what it goes
-// through, tile after tile: keys, or queries.
+// "Rows" are a block's own: queries in the forward and for dQ, keys for dK and dV. "Columns" are
+// what it goes through, tile after tile: keys, or queries.
 #pragma once
 
 #define ANY_THREADS 256
 #define ANY_TILE 64
 #define ANY_STEP 16  // deep is a slice of the operands
-#define ANY_LD 68    // of a slice or tile in shared memory, in floats: whole packs, few bank conflicts
+#define ANY_LD                                                                                     \
+    68  // of a slice or tile in shared memory, in floats: whole packs, few bank conflicts
 
 typedef struct {
     float a[ANY_STEP][ANY_LD];        // slices of a product's operands
@@ -34,8 +36,10 @@ __device__ static inline float any_value(const AnyRows *r, int row, int col, int
     return row < r->rows && col < HS ? to_float(r->at[(size_t)row * r->ld + (size_t)col]) : 0.0f;
 }
 
-// s = rows of a times rows of b, transposed: the thread's 4 x 4, rows 4 (thread / 16) on, columns 4 (thread % 16) on.
-__device__ static inline void any_rows_by_rows(float s[4][4], AnyRoom *room, AnyRows a, AnyRows b, int HS) {
+// s = rows of a times rows of b, transposed: the thread's 4 x 4, rows 4 (thread / 16) on, columns 4
+// (thread % 16) on.
+__device__ static inline void any_rows_by_rows(float s[4][4], AnyRoom *room, AnyRows a, AnyRows b,
+                                               int HS) {
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4, row = (int)threadIdx.x / 4,
         col = (int)threadIdx.x % 4 * 4;
     for (int i = 0; i < 16; i++) s[i / 4][i % 4] = 0;
@@ -55,11 +59,12 @@ __device__ static inline void any_rows_by_rows(float s[4][4], AnyRoom *room, Any
     }
 }
 
-// acc (64 x 16 NC) += p (64 x 64) times rows of b, of which the columns from c0 on. The thread's column j is
-// 64 (j / 4) + 4 (thread % 16) + j % 4.
+// acc (64 x 16 NC) += p (64 x 64) times rows of b, of which the columns from c0 on. The thread's
+// column j is 64 (j / 4) + 4 (thread % 16) + j % 4.
 template <int NC>
-__device__ static inline void any_scores_by_rows(float acc[4][NC], AnyRoom *room, const float (*p)[ANY_LD], AnyRows b,
-                                                 int c0, int HS) {
+__device__ static inline void any_scores_by_rows(float acc[4][NC], AnyRoom *room,
+                                                 const float (*p)[ANY_LD], AnyRows b, int c0,
+                                                 int HS) {
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4;
     for (int k0 = 0; k0 < ANY_TILE; k0 += ANY_STEP) {
         __syncthreads();
@@ -72,7 +77,8 @@ __device__ static inline void any_scores_by_rows(float acc[4][NC], AnyRoom *room
             Pack<float> u = load_pack(&p[k0 + k][y]);
             UNROLL for (int j = 0; j < NC; j += 4) {
                 Pack<float> v = load_pack(&room->b[k][j / 4 * 64 + x]);
-                UNROLL for (int i = 0; i < 16; i++) acc[i / 4][j + i % 4] += u.x[i / 4] * v.x[i % 4];
+                UNROLL for (int i = 0; i < 16; i++) acc[i / 4][j + i % 4] +=
+                    u.x[i / 4] * v.x[i % 4];
             }
         }
     }
@@ -89,8 +95,9 @@ __device__ static inline void any_store_scores(float (*dst)[ANY_LD], const float
 }
 
 template <int NC>
-__device__ static inline void any_store_result(floatX *dst, size_t ld, int rows, const float acc[4][NC],
-                                               const float factor[4], int c0, int HS) {
+__device__ static inline void any_store_result(floatX *dst, size_t ld, int rows,
+                                               const float acc[4][NC], const float factor[4],
+                                               int c0, int HS) {
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4;
     UNROLL for (int i = 0; i < 4; i++) {
         UNROLL for (int j = 0; j < NC; j++) {
@@ -103,7 +110,8 @@ __device__ static inline void any_store_result(floatX *dst, size_t ld, int rows,
 
 // The sum or maximum over the 16 threads that share rows.
 __device__ static inline float any_row_max(float x) {
-    for (int offset = 8; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
+    for (int offset = 8; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
     return x;
 }
 
@@ -114,7 +122,8 @@ __device__ static inline float any_row_sum(float x) {
 
 // One row's four scores to exp(scale s - max); returns by how much what was summed before shrinks.
 // first: how many of the columns from x on the row sees.
-__device__ static inline float any_softmax_row(float s[4], float *max, float *sum, int seen, float scale) {
+__device__ static inline float any_softmax_row(float s[4], float *max, float *sum, int seen,
+                                               float scale) {
     float most = *max, total = 0;
     UNROLL for (int j = 0; j < 4; j++) {
         s[j] = j < seen ? s[j] * scale : -INFINITY;
@@ -130,11 +139,13 @@ __device__ static inline float any_softmax_row(float s[4], float *max, float *su
 
 template <int NC>
 __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
-    attention_forward_any_kernel(floatX *out, float *lse, const floatX *qkv, int T, int NH, int HS) {
+    attention_forward_any_kernel(floatX *out, float *lse, const floatX *qkv, int T, int NH,
+                                 int HS) {
     __shared__ AnyRoom room;
     int tiles = (T + ANY_TILE - 1) / ANY_TILE, c0 = (int)blockIdx.y * 16 * NC;
     HeadPlace h = head_place(tiles, T, NH, HS);
-    int row0 = (tiles - 1 - h.tile) * ANY_TILE, x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4;
+    int row0 = (tiles - 1 - h.tile) * ANY_TILE, x = (int)threadIdx.x % 16 * 4,
+        y = (int)threadIdx.x / 16 * 4;
     size_t C = (size_t)NH * (size_t)HS, ld = 3 * C;
     const floatX *q = qkv + h.token * ld + h.column;
     float scale = LOG2E / sqrtf((float)HS), max[4], sum[4] = {}, acc[4][NC] = {};
@@ -143,7 +154,8 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
         float s[4][4];
         any_rows_by_rows(s, &room, any_rows(q, ld, row0, T), any_rows(q + C, ld, col0, T), HS);
         UNROLL for (int i = 0; i < 4; i++) {
-            float shrink = any_softmax_row(s[i], &max[i], &sum[i], row0 + y + i + 1 - (col0 + x), scale);
+            float shrink =
+                any_softmax_row(s[i], &max[i], &sum[i], row0 + y + i + 1 - (col0 + x), scale);
             UNROLL for (int j = 0; j < NC; j++) acc[i][j] *= shrink;
         }
         any_store_scores(room.p, s);
@@ -155,14 +167,17 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
         if (x == 0 && c0 == 0 && row0 + y + i < T)
             lse[h.bh * (size_t)T + (size_t)(row0 + y + i)] = max[i] / LOG2E + logf(sum[i]);
     }
-    any_store_result<NC>(out + (h.token + (size_t)row0) * C + h.column, C, T - row0, acc, factor, c0, HS);
+    any_store_result<NC>(out + (h.token + (size_t)row0) * C + h.column, C, T - row0, acc, factor,
+                         c0, HS);
 }
 
 // KEYS: rows are keys, for dK and dV; else rows are queries, for dQ.
 template <int NC, bool KEYS>
-__global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1) attention_backward_any_kernel(AttentionGradient g) {
+__global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
+    attention_backward_any_kernel(AttentionGradient g) {
     __shared__ AnyRoom room;
-    const int T = g.T, HS = g.HS, tiles = (T + ANY_TILE - 1) / ANY_TILE, c0 = (int)blockIdx.y * 16 * NC;
+    const int T = g.T, HS = g.HS, tiles = (T + ANY_TILE - 1) / ANY_TILE,
+              c0 = (int)blockIdx.y * 16 * NC;
     HeadPlace h = head_place(tiles, T, g.NH, HS);
     int tile = KEYS ? h.tile : tiles - 1 - h.tile, row0 = tile * ANY_TILE;
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4;
@@ -173,12 +188,14 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1) attention
     for (int t = KEYS ? tile : 0, end = KEYS ? tiles : tile + 1; t < end; t++) {
         int col0 = t * ANY_TILE;
         float s[4][4], dp[4][4];
-        any_rows_by_rows(s, &room, any_rows(KEYS ? k : q, ld, row0, T), any_rows(KEYS ? q : k, ld, col0, T), HS);
+        any_rows_by_rows(s, &room, any_rows(KEYS ? k : q, ld, row0, T),
+                         any_rows(KEYS ? q : k, ld, col0, T), HS);
         any_rows_by_rows(dp, &room, KEYS ? any_rows(v, ld, row0, T) : any_rows(dout, C, row0, T),
                          KEYS ? any_rows(dout, C, col0, T) : any_rows(v, ld, col0, T), HS);
         UNROLL for (int i = 0; i < 4; i++) {
             UNROLL for (int j = 0; j < 4; j++) {
-                int query = KEYS ? col0 + x + j : row0 + y + i, key = KEYS ? row0 + y + i : col0 + x + j;
+                int query = KEYS ? col0 + x + j : row0 + y + i,
+                    key = KEYS ? row0 + y + i : col0 + x + j;
                 bool seen = key <= query && query < T;
                 float p = seen ? exp2f((s[i][j] * scale - lse[query]) * LOG2E) : 0.0f;
                 s[i][j] = p;
@@ -188,7 +205,8 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1) attention
         if (KEYS) any_store_scores(room.p, s);
         any_store_scores(room.ds, dp);
         any_scores_by_rows<NC>(acc, &room, room.ds, any_rows(KEYS ? q : k, ld, col0, T), c0, HS);
-        if constexpr (KEYS) any_scores_by_rows<NC>(dv, &room, room.p, any_rows(dout, C, col0, T), c0, HS);
+        if constexpr (KEYS)
+            any_scores_by_rows<NC>(dv, &room, room.p, any_rows(dout, C, col0, T), c0, HS);
     }
     const float scales[4] = {scale, scale, scale, scale}, ones[4] = {1, 1, 1, 1};
     floatX *dst = g.dqkv + at + (size_t)row0 * ld;
@@ -197,16 +215,18 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1) attention
 }
 
 static dim3 any_grid(size_t heads, int T, int HS, int columns) {
-    return dim3((unsigned)((size_t)((T + ANY_TILE - 1) / ANY_TILE) * heads), blocks_for((size_t)HS, (size_t)columns));
+    return dim3((unsigned)((size_t)((T + ANY_TILE - 1) / ANY_TILE) * heads),
+                blocks_for((size_t)HS, (size_t)columns));
 }
 
-static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, size_t heads, int T, int NH, int HS,
-                                  cudaStream_t stream) {
+static void attention_forward_any(floatX *out, float *lse, const floatX *qkv, size_t heads, int T,
+                                  int NH, int HS, cudaStream_t stream) {
     if (HS <= 64)
-        attention_forward_any_kernel<4><<<any_grid(heads, T, HS, 64), ANY_THREADS, 0, stream>>>(out, lse, qkv, T, NH, HS);
+        attention_forward_any_kernel<4>
+            <<<any_grid(heads, T, HS, 64), ANY_THREADS, 0, stream>>>(out, lse, qkv, T, NH, HS);
     else
-        attention_forward_any_kernel<8><<<any_grid(heads, T, HS, 128), ANY_THREADS, 0, stream>>>(out, lse, qkv, T, NH,
-                                                                                                 HS);
+        attention_forward_any_kernel<8>
+            <<<any_grid(heads, T, HS, 128), ANY_THREADS, 0, stream>>>(out, lse, qkv, T, NH, HS);
     launchCheck();
 }
 

@@ -1,10 +1,12 @@
-// kernels/attention_tensor.cuh: attention of bf16 on tensor cores (mma.m16n8k16), for head sizes that are
-// multiples of 16 up to 128. HSP is the head size that the tiles are made for, 64 or 128: columns from HS on are
-// zero. A block of four warps has 64 rows, each warp 16 of them, and goes through tiles of columns that
-// cp.async brings while the tile before is worked on. The scores of a warp go from the accumulators of one
-// product to the operand of the next without leaving its registers.
+// kernels/attention_tensor.cuh: attention of bf16 on tensor cores (mma.m16n8k16), for head sizes
+// that are multiples of 16 up to 128. HSP is the head size that the tiles are made for, 64 or 128:
+// columns from HS on are zero. A block of four warps has 64 rows, each warp 16 of them, and goes
+// through tiles of columns that cp.async brings while the tile before is worked on. The scores of a
+// warp go from the accumulators of one product to the operand of the next without leaving its
+// registers.
 //
-// "Rows" are queries in the forward and for dQ, keys for dK and dV; "columns" are then keys, or queries.
+// "Rows" are queries in the forward and for dQ, keys for dK and dV; "columns" are then keys, or
+// queries.
 #pragma once
 
 #include "ptx.cuh"
@@ -16,21 +18,25 @@ static inline bool tensor_cores_can(int HS, const void *a, const void *b, const 
 #define TENSOR_THREADS 128
 #define TENSOR_ROWS 64
 
-// Where element (row, col) lies in a tile, col a multiple of 8. The 16-byte pieces of a row are permuted by the row,
-// so that eight rows of one column lie in different banks.
+// Where element (row, col) lies in a tile, col a multiple of 8. The 16-byte pieces of a row are
+// permuted by the row, so that eight rows of one column lie in different banks.
 template <int HSP> __device__ static inline int tile_place(int row, int col) {
     return row * HSP + ((col / 8) ^ (row & 7)) * 8;
 }
 
-// Element (row0 + row, col0 + col), with what depends on the lane apart from constants: row0 is a multiple of 8, col0
-// of 16, col is 0 or 8.
-template <int HSP> __device__ static inline const bf16 *tile_at(const bf16 *tile, int row0, int row, int col0, int col) {
+// Element (row0 + row, col0 + col), with what depends on the lane apart from constants: row0 is a
+// multiple of 8, col0 of 16, col is 0 or 8.
+template <int HSP>
+__device__ static inline const bf16 *tile_at(const bf16 *tile, int row0, int row, int col0,
+                                             int col) {
     return tile + (tile_place<HSP>(row, col) ^ col0) + row0 * HSP;
 }
 
-// Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns from HS on become zero.
+// Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns from HS on become
+// zero.
 template <int HSP, int ROWS>
-__device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, size_t ld, int row0, int T, int HS) {
+__device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, size_t ld, int row0, int T,
+                                         int HS) {
     const int STEP = TENSOR_THREADS / (HSP / 8);  // rows at a time, a multiple of 8
     int row = (int)threadIdx.x / (HSP / 8), col = (int)threadIdx.x % (HSP / 8) * 8;
     const bf16 *from = head + (size_t)(row0 + row) * ld + col;
@@ -50,14 +56,17 @@ __device__ static inline uint32_t pack_bf16(float low, float high) {
 }
 
 // The 16 x 16 of A from (row, col) of a tile on.
-template <int HSP> __device__ static inline void load_a(uint32_t a[4], const bf16 *tile, int row, int col) {
+template <int HSP>
+__device__ static inline void load_a(uint32_t a[4], const bf16 *tile, int row, int col) {
     int lane = (int)threadIdx.x % WARP;
     ldmatrix_x4(a, tile_at<HSP>(tile, row, lane % 16, col, lane / 16 * 8));
 }
 
-// s (16 x COLS) += a (16 x 16, columns k.. of the row operand) times the same columns of a tile's rows.
+// s (16 x COLS) += a (16 x 16, columns k.. of the row operand) times the same columns of a tile's
+// rows.
 template <int HSP, int COLS>
-__device__ static inline void add_rows_by_rows(float s[][4], const uint32_t a[4], const bf16 *tile, int k) {
+__device__ static inline void add_rows_by_rows(float s[][4], const uint32_t a[4], const bf16 *tile,
+                                               int k) {
     int lane = (int)threadIdx.x % WARP;
     UNROLL for (int n = 0; n < COLS; n += 16) {
         uint32_t b[4];
@@ -69,11 +78,13 @@ __device__ static inline void add_rows_by_rows(float s[][4], const uint32_t a[4]
 
 // acc (16 x HSP) += p (16 x COLS) times a tile (COLS x HSP).
 template <int HSP, int COLS>
-__device__ static inline void add_scores_by_rows(float acc[][4], const float p[][4], const bf16 *tile) {
+__device__ static inline void add_scores_by_rows(float acc[][4], const float p[][4],
+                                                 const bf16 *tile) {
     int lane = (int)threadIdx.x % WARP;
     UNROLL for (int k = 0; k < COLS; k += 16) {
         const float *l = p[k / 8], *r = p[k / 8 + 1];
-        uint32_t a[4] = {pack_bf16(l[0], l[1]), pack_bf16(l[2], l[3]), pack_bf16(r[0], r[1]), pack_bf16(r[2], r[3])};
+        uint32_t a[4] = {pack_bf16(l[0], l[1]), pack_bf16(l[2], l[3]), pack_bf16(r[0], r[1]),
+                         pack_bf16(r[2], r[3])};
         UNROLL for (int n = 0; n < HSP; n += 16) {
             uint32_t b[4];
             ldmatrix_x4_trans(b, tile_at<HSP>(tile, k, lane % 16, n, lane / 16 * 8));
@@ -83,23 +94,28 @@ __device__ static inline void add_scores_by_rows(float acc[][4], const float p[]
     }
 }
 
-// Stores the warp's 16 rows of acc, times a factor for the lane's rows g and g + 8, to rows row.. of dst. They go
-// through the same rows of a tile that only this warp still uses, to be written in whole 16-byte pieces.
+// Stores the warp's 16 rows of acc, times a factor for the lane's rows g and g + 8, to rows row..
+// of dst. They go through the same rows of a tile that only this warp still uses, to be written in
+// whole 16-byte pieces.
 template <int HSP>
-__device__ static inline void store_rows(bf16 *dst, size_t ld, bf16 *tile, const float acc[][4], float low, float high,
-                                         int rows, int HS) {
+__device__ static inline void store_rows(bf16 *dst, size_t ld, bf16 *tile, const float acc[][4],
+                                         float low, float high, int rows, int HS) {
     int lane = (int)threadIdx.x % WARP, row0 = (int)threadIdx.x / WARP * 16, row = row0 + lane / 4;
     __syncwarp();
     UNROLL for (int n = 0; n < HSP / 8; n++) {
         const float *c = acc[n];
+        __nv_bfloat162 g = __floats2bfloat162_rn(c[0] * low, c[1] * low);
+        __nv_bfloat162 g8 = __floats2bfloat162_rn(c[2] * high, c[3] * high);
         bf16 *at = tile + tile_place<HSP>(row, n * 8) + lane % 4 * 2;
-        *(__nv_bfloat162 *)at = __floats2bfloat162_rn(c[0] * low, c[1] * low);
-        *(__nv_bfloat162 *)(at + 8 * HSP) = __floats2bfloat162_rn(c[2] * high, c[3] * high);
+        *(__nv_bfloat162 *)at = g;
+        *(__nv_bfloat162 *)(at + 8 * HSP) = g8;
     }
     __syncwarp();
     for (int i = lane; i < 16 * HSP / 8; i += WARP) {
         int r = row0 + i / (HSP / 8), col = i % (HSP / 8) * 8;
-        if (r < rows && col < HS) store_pack(dst + (size_t)r * ld + col, load_pack(tile + tile_place<HSP>(r, col)));
+        if (r >= rows || col >= HS) continue;
+        Pack<bf16> v = load_pack(tile + tile_place<HSP>(r, col));
+        store_pack(dst + (size_t)r * ld + col, v);
     }
 }
 
@@ -121,15 +137,16 @@ typedef struct {
 
 // The lane's scores to 2^(scale s - max); acc and the sums shrink to the new maximum.
 template <int HSP, int COLS>
-__device__ static inline void softmax_step(Softmax *state, float s[][4], float acc[][4], float scale) {
+__device__ static inline void softmax_step(Softmax *state, float s[][4], float acc[][4],
+                                           float scale) {
     UNROLL for (int half = 0; half < 2; half++) {
         float most = state->max[half], total = 0;
-        UNROLL for (int n = 0; n < COLS / 8; n++)
-            most = fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]) * scale);
+        UNROLL for (int n = 0; n < COLS / 8; n++) most =
+            fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]) * scale);
         most = quad_max(most);
         UNROLL for (int n = 0; n < COLS / 8; n++) {
-            UNROLL for (int e = 2 * half; e < 2 * half + 2; e++)
-                total += s[n][e] = exp2f(s[n][e] * scale - most);
+            UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) total += s[n][e] =
+                exp2f(s[n][e] * scale - most);
         }
         float shrink = exp2f(state->max[half] - most);
         state->sum[half] = state->sum[half] * shrink + total;
@@ -155,7 +172,8 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
     attention_forward_tensor_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, int HS) {
     extern __shared__ uint4 attention_shared[];
     const int COLS = 64, TILE = COLS * HSP;
-    bf16 *q = (bf16 *)attention_shared, *k = q + TILE, *v = k + 2 * TILE;  // (64, HSP), two of k and of v
+    bf16 *q = (bf16 *)attention_shared, *k = q + TILE,
+         *v = k + 2 * TILE;  // (64, HSP), two of k and of v
     int tiles = (T + TENSOR_ROWS - 1) / TENSOR_ROWS, warp = (int)threadIdx.x / WARP;
     HeadPlace h = head_place(tiles, T, NH, HS);
     int tile = tiles - 1 - h.tile, row0 = tile * TENSOR_ROWS;  // the longest rows first
@@ -184,8 +202,8 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
         UNROLL for (int i = 0; i < HSP / 16; i++) add_rows_by_rows<HSP, COLS>(s, a[i], kt, i * 16);
         if (t == tile) {
             UNROLL for (int n = 0; n < COLS / 8; n++) {
-                UNROLL for (int e = 0; e < 4; e++)
-                    if (score_col(n, e) > score_row(e)) s[n][e] = -INFINITY;
+                UNROLL for (int e = 0; e < 4; e++) if (score_col(n, e) > score_row(e)) s[n][e] =
+                    -INFINITY;
             }
         }
         softmax_step<HSP, COLS>(&state, s, acc, scale);
@@ -197,17 +215,20 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
         float sum = quad_sum(state.sum[half]);
         int row = row0 + score_row(2 * half);
         factor[half] = 1.0f / sum;
-        if (threadIdx.x % 4 == 0 && row < T) lse[h.bh * (size_t)T + (size_t)row] = state.max[half] / LOG2E + logf(sum);
+        if (threadIdx.x % 4 == 0 && row < T)
+            lse[h.bh * (size_t)T + (size_t)row] = state.max[half] / LOG2E + logf(sum);
     }
-    store_rows<HSP>(out + (h.token + (size_t)row0) * C + h.column, C, q, acc, factor[0], factor[1], T - row0, HS);
+    store_rows<HSP>(out + (h.token + (size_t)row0) * C + h.column, C, q, acc, factor[0], factor[1],
+                    T - row0, HS);
 }
 
-// Scores and dP of the lane to P and dP * scale less: s = P, dp = P (dP - D). KEYS as below; lse and D are those of
-// the lane's two rows, or NULL: they are read for its columns. Rows or columns from T on have P = 0.
+// Scores and dP of the lane to P and dP * scale less: s = P, dp = P (dP - D). KEYS as below; lse
+// and D are those of the lane's two rows, or NULL: they are read for its columns. Rows or columns
+// from T on have P = 0.
 template <int COLS, bool KEYS>
-__device__ static inline void score_gradients(float s[][4], float dp[][4], const AttentionGradient *g, size_t first,
-                                              const float row_lse[2], const float row_D[2], int row0, int col0,
-                                              float scale) {
+__device__ static inline void
+score_gradients(float s[][4], float dp[][4], const AttentionGradient *g, size_t first,
+                const float row_lse[2], const float row_D[2], int row0, int col0, float scale) {
     UNROLL for (int n = 0; n < COLS / 8; n++) {
         UNROLL for (int e = 0; e < 4; e++) {
             int row = row0 + score_row(e), col = col0 + score_col(n, e), query = KEYS ? col : row;
@@ -223,17 +244,22 @@ __device__ static inline void score_gradients(float s[][4], float dp[][4], const
 
 // KEYS: rows are keys, acc is dK, and dV is made too. Else rows are queries and acc is dQ.
 template <int HSP, int COLS, bool KEYS>
-__global__ static void __launch_bounds__(TENSOR_THREADS) attention_backward_tensor_kernel(AttentionGradient g) {
+__global__ static void __launch_bounds__(TENSOR_THREADS)
+    attention_backward_tensor_kernel(AttentionGradient g) {
     extern __shared__ uint4 attention_shared[];
     const int ROWS_TILE = TENSOR_ROWS * HSP, TILE = COLS * HSP;
-    bf16 *r1 = (bf16 *)attention_shared, *r2 = r1 + ROWS_TILE, *c1 = r2 + ROWS_TILE, *c2 = c1 + 2 * TILE;
+    bf16 *r1 = (bf16 *)attention_shared, *r2 = r1 + ROWS_TILE, *c1 = r2 + ROWS_TILE,
+         *c2 = c1 + 2 * TILE;
     const int T = g.T, HS = g.HS, tiles = (T + TENSOR_ROWS - 1) / TENSOR_ROWS;
     HeadPlace h = head_place(tiles, T, g.NH, HS);
-    int row0 = (KEYS ? h.tile : tiles - 1 - h.tile) * TENSOR_ROWS, warp_row = (int)threadIdx.x / WARP * 16;
-    size_t C = (size_t)g.NH * (size_t)HS, ld = 3 * C, at = h.token * ld + h.column, first = h.bh * (size_t)T;
+    int row0 = (KEYS ? h.tile : tiles - 1 - h.tile) * TENSOR_ROWS,
+        warp_row = (int)threadIdx.x / WARP * 16;
+    size_t C = (size_t)g.NH * (size_t)HS, ld = 3 * C, at = h.token * ld + h.column,
+           first = h.bh * (size_t)T;
     const bf16 *q = g.qkv + at, *k = q + C, *v = k + C, *dout = g.dout + h.token * C + h.column;
     int t = KEYS ? row0 / COLS : 0;
-    const int end = KEYS ? (T + COLS - 1) / COLS : ((row0 + TENSOR_ROWS < T ? row0 + TENSOR_ROWS : T) + COLS - 1) / COLS;
+    const int end = KEYS ? (T + COLS - 1) / COLS
+                         : ((row0 + TENSOR_ROWS < T ? row0 + TENSOR_ROWS : T) + COLS - 1) / COLS;
     tile_fetch<HSP, TENSOR_ROWS>(r1, KEYS ? k : q, ld, row0, T, HS);
     tile_fetch<HSP, TENSOR_ROWS>(r2, KEYS ? v : dout, KEYS ? ld : C, row0, T, HS);
     tile_fetch<HSP, COLS>(c1 + t % 2 * TILE, KEYS ? q : k, ld, t * COLS, T, HS);
@@ -249,7 +275,8 @@ __global__ static void __launch_bounds__(TENSOR_THREADS) attention_backward_tens
         bf16 *c1t = c1 + t % 2 * TILE, *c2t = c2 + t % 2 * TILE;
         if (t + 1 < end) {
             tile_fetch<HSP, COLS>(c1 + (t + 1) % 2 * TILE, KEYS ? q : k, ld, (t + 1) * COLS, T, HS);
-            tile_fetch<HSP, COLS>(c2 + (t + 1) % 2 * TILE, KEYS ? dout : v, KEYS ? C : ld, (t + 1) * COLS, T, HS);
+            tile_fetch<HSP, COLS>(c2 + (t + 1) % 2 * TILE, KEYS ? dout : v, KEYS ? C : ld,
+                                  (t + 1) * COLS, T, HS);
         }
         cp_async_commit();
         cp_async_wait<1>();
@@ -274,17 +301,21 @@ __global__ static void __launch_bounds__(TENSOR_THREADS) attention_backward_tens
 
 // Allows a kernel the dynamic shared memory that it needs.
 template <class... P> static void allow_shared(void (*kernel)(P...), size_t bytes) {
-    cudaError_t e = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
-    if (e != cudaSuccess) die("attention: expected %zu bytes of shared memory a block: %s", bytes, cudaGetErrorString(e));
+    cudaError_t e =
+        cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+    if (e != cudaSuccess)
+        die("attention: expected %zu bytes of shared memory a block: %s", bytes,
+            cudaGetErrorString(e));
 }
 
 template <int HSP>
-static void forward_tensor_launch(bf16 *out, float *lse, const bf16 *qkv, size_t heads, int T, int NH, int HS,
-                                  cudaStream_t stream) {
+static void forward_tensor_launch(bf16 *out, float *lse, const bf16 *qkv, size_t heads, int T,
+                                  int NH, int HS, cudaStream_t stream) {
     size_t bytes = 5 * (size_t)TENSOR_ROWS * HSP * sizeof(bf16);
     allow_shared(attention_forward_tensor_kernel<HSP>, bytes);
     unsigned blocks = (unsigned)((size_t)((T + TENSOR_ROWS - 1) / TENSOR_ROWS) * heads);
-    attention_forward_tensor_kernel<HSP><<<blocks, TENSOR_THREADS, bytes, stream>>>(out, lse, qkv, T, NH, HS);
+    attention_forward_tensor_kernel<HSP>
+        <<<blocks, TENSOR_THREADS, bytes, stream>>>(out, lse, qkv, T, NH, HS);
     launchCheck();
 }
 
@@ -293,18 +324,22 @@ static void backward_tensor_launch(const AttentionGradient *g, size_t heads, cud
     size_t bytes = (2 * (size_t)TENSOR_ROWS + 4 * (size_t)COLS) * HSP * sizeof(bf16);
     allow_shared(attention_backward_tensor_kernel<HSP, COLS, KEYS>, bytes);
     unsigned blocks = (unsigned)((size_t)((g->T + TENSOR_ROWS - 1) / TENSOR_ROWS) * heads);
-    attention_backward_tensor_kernel<HSP, COLS, KEYS><<<blocks, TENSOR_THREADS, bytes, stream>>>(*g);
+    attention_backward_tensor_kernel<HSP, COLS, KEYS>
+        <<<blocks, TENSOR_THREADS, bytes, stream>>>(*g);
     launchCheck();
 }
 
-static void attention_forward_tensor(bf16 *out, float *lse, const bf16 *qkv, size_t heads, int T, int NH, int HS,
-                                     cudaStream_t stream) {
-    if (HS <= 64) forward_tensor_launch<64>(out, lse, qkv, heads, T, NH, HS, stream);
-    else forward_tensor_launch<128>(out, lse, qkv, heads, T, NH, HS, stream);
+static void attention_forward_tensor(bf16 *out, float *lse, const bf16 *qkv, size_t heads, int T,
+                                     int NH, int HS, cudaStream_t stream) {
+    if (HS <= 64)
+        forward_tensor_launch<64>(out, lse, qkv, heads, T, NH, HS, stream);
+    else
+        forward_tensor_launch<128>(out, lse, qkv, heads, T, NH, HS, stream);
 }
 
 // Half as many columns for dK and dV of a large head: both stay in registers.
-static void attention_backward_tensor(const AttentionGradient *g, size_t heads, cudaStream_t stream) {
+static void attention_backward_tensor(const AttentionGradient *g, size_t heads,
+                                      cudaStream_t stream) {
     if (g->HS <= 64) {
         backward_tensor_launch<64, 64, false>(g, heads, stream);
         backward_tensor_launch<64, 64, true>(g, heads, stream);

@@ -1,5 +1,6 @@
-// kernels/classifier.cuh: softmax cross-entropy with its gradient in place, see ../ops.h. A block a row; maximum
-// and sum in one pass (Milakov & Gimelshein 2018), the gradient in a second one over the cached row.
+// kernels/classifier.cuh: softmax cross-entropy with its gradient in place, see ../ops.h. A block a
+// row; maximum and sum in one pass (Milakov & Gimelshein 2018), the gradient in a second one over
+// the cached row.
 #pragma once
 
 #include "common.cuh"
@@ -8,13 +9,14 @@
 
 // Elements of a row that a thread meets, P at a time; the tail of a row of any V is met one by one.
 template <int P>
-__global__ static void classifier_kernel(floatX *logits, float *losses, const int *targets, int V, int ld,
-                                         bool write_dlogits) {
+__global__ static void classifier_kernel(floatX *logits, float *losses, const int *targets, int V,
+                                         int ld, bool write_dlogits) {
     __shared__ float room[CLASSIFIER_THREADS / WARP];
     floatX *x = logits + (size_t)blockIdx.x * (size_t)ld;
     int target = targets[blockIdx.x];
     if (target < 0) {  // not counted
-        for (int c = (int)threadIdx.x; write_dlogits && c < ld; c += (int)blockDim.x) store_float(&x[c], 0.0f);
+        for (int c = (int)threadIdx.x; write_dlogits && c < ld; c += (int)blockDim.x)
+            store_float(&x[c], 0.0f);
         if (threadIdx.x == 0) losses[blockIdx.x] = 0.0f;
         return;
     }
@@ -44,15 +46,15 @@ __global__ static void classifier_kernel(floatX *logits, float *losses, const in
     }
 }
 
-static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld, bool write_dlogits,
-                       cudaStream_t stream) {
+static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld,
+                       bool write_dlogits, cudaStream_t stream) {
     const int P = Pack<floatX>::size;
     if (ld % P == 0 && aligned16(logits))
-        classifier_kernel<P><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(logits, losses, targets, V, ld,
-                                                                               write_dlogits);
+        classifier_kernel<P><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(
+            logits, losses, targets, V, ld, write_dlogits);
     else
-        classifier_kernel<1><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(logits, losses, targets, V, ld,
-                                                                               write_dlogits);
+        classifier_kernel<1><<<(unsigned)rows, CLASSIFIER_THREADS, 0, stream>>>(
+            logits, losses, targets, V, ld, write_dlogits);
     launchCheck();
 }
 

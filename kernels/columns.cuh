@@ -1,6 +1,6 @@
-// kernels/columns.cuh: sums down the columns of (rows, C): gradients of biases and of LayerNorm's parameters.
-// Two stages in a fixed order, without atomics: a block sums a chunk of rows for some columns, then the chunks
-// are added. The number of chunks depends on the number of rows alone.
+// kernels/columns.cuh: sums down the columns of (rows, C): gradients of biases and of LayerNorm's
+// parameters. Two stages in a fixed order, without atomics: a block sums a chunk of rows for some
+// columns, then the chunks are added. The number of chunks depends on the number of rows alone.
 #pragma once
 
 #include "common.cuh"
@@ -26,7 +26,8 @@ static size_t columns_workspace_bytes(int rows, int C) {
 
 // Adds the P columns from c on of one row: db += dout, dw += dout * (inp - mean) * rstd.
 template <int P, bool NORM>
-__device__ static inline void add_row(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int row, size_t at) {
+__device__ static inline void add_row(float *db, float *dw, const floatX *dout, ColumnsNorm norm,
+                                      int row, size_t at) {
     float mean = NORM ? norm.mean[row] : 0, rstd = NORM ? norm.rstd[row] : 0;
     Items<P> d = load_items<P>(dout + at), x = d;
     if (NORM) x = load_items<P>(norm.inp + at);
@@ -39,7 +40,8 @@ __device__ static inline void add_row(float *db, float *dw, const floatX *dout, 
 
 // parts (chunks, 2, C): of each chunk the sums db, then dw.
 template <int P, bool NORM>
-__global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsNorm norm, int rows, int C) {
+__global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsNorm norm, int rows,
+                                      int C) {
     __shared__ float room[COLUMNS_Y][COLUMNS_X * P];
     int c = ((int)blockIdx.x * COLUMNS_X + (int)threadIdx.x) * P;
     int chunk = (rows + (int)gridDim.y - 1) / (int)gridDim.y, begin = (int)blockIdx.y * chunk;
@@ -62,7 +64,8 @@ __global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsN
 }
 
 // dst[c] = or += parts[0][s][c] + parts[1][s][c] + ...
-__global__ static void add_chunks_kernel(float *dst, const float *parts, int chunks, int s, int C, bool accumulate) {
+__global__ static void add_chunks_kernel(float *dst, const float *parts, int chunks, int s, int C,
+                                         bool accumulate) {
     int c = (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (c >= C) return;
     float total = 0;
@@ -71,28 +74,37 @@ __global__ static void add_chunks_kernel(float *dst, const float *parts, int chu
 }
 
 template <int P, bool NORM>
-static void columns_launch(float *parts, const floatX *dout, ColumnsNorm norm, int rows, int C, cudaStream_t stream) {
-    dim3 grid(blocks_for((size_t)C, COLUMNS_X * P), (unsigned)columns_chunks(rows)), block(COLUMNS_X, COLUMNS_Y);
+static void columns_launch(float *parts, const floatX *dout, ColumnsNorm norm, int rows, int C,
+                           cudaStream_t stream) {
+    dim3 grid(blocks_for((size_t)C, COLUMNS_X * P), (unsigned)columns_chunks(rows)),
+        block(COLUMNS_X, COLUMNS_Y);
     columns_kernel<P, NORM><<<grid, block, 0, stream>>>(parts, dout, norm, rows, C);
     launchCheck();
 }
 
-static void add_chunks(float *dst, const float *parts, int rows, int s, int C, bool accumulate, cudaStream_t stream) {
-    add_chunks_kernel<<<blocks_for((size_t)C, 128), 128, 0, stream>>>(dst, parts, columns_chunks(rows), s, C,
-                                                                      accumulate);
+static void add_chunks(float *dst, const float *parts, int rows, int s, int C, bool accumulate,
+                       cudaStream_t stream) {
+    add_chunks_kernel<<<blocks_for((size_t)C, 128), 128, 0, stream>>>(
+        dst, parts, columns_chunks(rows), s, C, accumulate);
     launchCheck();
 }
 
-// db (C) = or += column sums of dout; dw (C), with norm.mean: the same of dout * (inp - mean) * rstd.
-static void column_sums(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int rows, int C, bool accumulate,
-                        cudaStream_t stream) {
+// db (C) = or += column sums of dout; dw (C), with norm.mean: the same of dout * (inp - mean) *
+// rstd.
+static void column_sums(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int rows, int C,
+                        bool accumulate, cudaStream_t stream) {
     float *parts = (float *)workspace_take(columns_workspace_bytes(rows, C), "column sums");
-    bool packs = C % Pack<floatX>::size == 0 && aligned16(dout) && (!norm.mean || aligned16(norm.inp));
+    bool packs =
+        C % Pack<floatX>::size == 0 && aligned16(dout) && (!norm.mean || aligned16(norm.inp));
     const int P = Pack<floatX>::size;
-    if (norm.mean && packs) columns_launch<P, true>(parts, dout, norm, rows, C, stream);
-    else if (norm.mean) columns_launch<1, true>(parts, dout, norm, rows, C, stream);
-    else if (packs) columns_launch<P, false>(parts, dout, norm, rows, C, stream);
-    else columns_launch<1, false>(parts, dout, norm, rows, C, stream);
+    if (norm.mean && packs)
+        columns_launch<P, true>(parts, dout, norm, rows, C, stream);
+    else if (norm.mean)
+        columns_launch<1, true>(parts, dout, norm, rows, C, stream);
+    else if (packs)
+        columns_launch<P, false>(parts, dout, norm, rows, C, stream);
+    else
+        columns_launch<1, false>(parts, dout, norm, rows, C, stream);
     add_chunks(db, parts, rows, 0, C, accumulate, stream);
     if (norm.mean) add_chunks(dw, parts, rows, 1, C, accumulate, stream);
 }

@@ -1,4 +1,5 @@
-// kernels/common.cuh: what the kernels share: 16-byte packs, sums over warps and blocks, launch checks.
+// kernels/common.cuh: what the kernels share: 16-byte packs, sums over warps and blocks, launch
+// checks.
 #pragma once
 
 #include "../ops.h"
@@ -21,18 +22,22 @@
 // A barrier that a test can leave out, to see that the race is reported.
 #ifdef SEEDED_DEFECTS
 static int left_out = 0;
+EMU_UNCHECKED static bool leaves_out(int number) {
+    return left_out == number;
+}
 #define SEEDED_SYNC(number)                                                                        \
     do {                                                                                           \
-        if (left_out != number) __syncthreads();                                                   \
+        if (!leaves_out(number)) __syncthreads();                                                  \
     } while (0)
 #else
 #define SEEDED_SYNC(number) __syncthreads()
 #endif
 
-#define launchCheck()                                                                                            \
-    do {                                                                                                         \
-        cudaError_t e_ = cudaGetLastError();                                                                     \
-        if (e_ != cudaSuccess) die("%s:%d: kernel launch: %s", __FILE__, __LINE__, cudaGetErrorString(e_));     \
+#define launchCheck()                                                                              \
+    do {                                                                                           \
+        cudaError_t e_ = cudaGetLastError();                                                       \
+        if (e_ != cudaSuccess)                                                                     \
+            die("%s:%d: kernel launch: %s", __FILE__, __LINE__, cudaGetErrorString(e_));           \
     } while (0)
 
 __host__ __device__ static inline float to_float(float x) {
@@ -48,7 +53,8 @@ __host__ __device__ static inline void store_float(float *dst, float x) {
 }
 
 __host__ __device__ static inline void store_float(bf16 *dst, float x) {
-    *dst = __float2bfloat16_rn(x);
+    bf16 y = __float2bfloat16_rn(x);  // stored apart: g++ does not instrument `*p = f()`
+    *dst = y;
 }
 
 // x as floatX would keep it.
@@ -73,9 +79,7 @@ template <class T> __device__ static inline void store_pack(T *p, const Pack<T> 
 }
 
 // P elements of floatX: one, or a pack.
-template <int P> struct alignas(P * sizeof(floatX)) Items {
-    floatX x[P];
-};
+template <int P> struct alignas(P * sizeof(floatX)) Items { floatX x[P]; };
 
 template <int P> __device__ static inline Items<P> load_items(const floatX *p) {
     return *(const Items<P> *)p;
@@ -100,13 +104,16 @@ template <class T> __device__ static inline T warp_sum(T x) {
 }
 
 __device__ static inline float warp_max(float x) {
-    for (int offset = WARP / 2; offset > 0; offset /= 2) x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+        x = fmaxf(x, __shfl_xor_sync(FULL_MASK, x, offset));
     return x;
 }
 
-// The sum (or maximum) over the block, in every thread. room: one T a warp, shared; free again on return.
+// The sum (or maximum) over the block, in every thread. room: one T a warp, shared; free again on
+// return.
 template <class T> __device__ static inline T block_sum(T x, T *room) {
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, warps = (int)(blockDim.x / WARP);
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
+        warps = (int)(blockDim.x / WARP);
     x = warp_sum(x);
     if (lane == 0) room[warp] = x;
     __syncthreads();
@@ -116,7 +123,8 @@ template <class T> __device__ static inline T block_sum(T x, T *room) {
 }
 
 __device__ static inline float block_max(float x, float *room) {
-    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, warps = (int)(blockDim.x / WARP);
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
+        warps = (int)(blockDim.x / WARP);
     x = warp_max(x);
     if (lane == 0) room[warp] = x;
     __syncthreads();
@@ -125,7 +133,8 @@ __device__ static inline float block_max(float x, float *room) {
     return x;
 }
 
-// ---- the workspace of ops_init, used by one op at a time on the compute stream ---------------------------------
+// ---- the workspace of ops_init, used by one op at a time on the compute stream
+// ---------------------------------
 
 static struct {
     char *room;
@@ -137,6 +146,7 @@ static struct {
 static int vocabulary_bits = 1;
 
 static inline void *workspace_take(size_t bytes, const char *op) {
-    if (bytes > workspace.bytes) die("%s: expected a workspace of %zu bytes, found %zu", op, bytes, workspace.bytes);
+    if (bytes > workspace.bytes)
+        die("%s: expected a workspace of %zu bytes, found %zu", op, bytes, workspace.bytes);
     return workspace.room;
 }

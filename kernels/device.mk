@@ -20,7 +20,7 @@ CUDA_LIBS = -L$(CUDA)/lib64 -lcublasLt -lnccl $(MPI_LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
 
 $(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
-	$(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) $^ -o $@ $(patsubst -Wl%,-Xlinker %,$(CUDA_LIBS))
+	$(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -Xcompiler -fopenmp $^ -o $@ $(patsubst -Wl%,-Xlinker %,$(CUDA_LIBS))
 
 $(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) $(MPI_FLAGS) -c $< -o $@

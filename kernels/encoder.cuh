@@ -5,8 +5,8 @@
 
 #define ENCODER_THREADS 256
 
-__global__ static void encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
-                                              size_t n, int T, int C) {
+__global__ static void encoder_forward_kernel(floatX *out, const int *tokens, const floatX *wte,
+                                              const floatX *wpe, size_t n, int T, int C) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     size_t row = i / (size_t)C, c = i % (size_t)C, t = row % (size_t)T;
@@ -14,30 +14,33 @@ __global__ static void encoder_forward_kernel(floatX *out, const int *tokens, co
 }
 
 // C is a multiple of the pack.
-__global__ static void encoder_forward_vector_kernel(floatX *out, const int *tokens, const floatX *wte,
-                                                     const floatX *wpe, size_t packs, int T, int C) {
+__global__ static void encoder_forward_vector_kernel(floatX *out, const int *tokens,
+                                                     const floatX *wte, const floatX *wpe,
+                                                     size_t packs, int T, int C) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= packs) return;
     const size_t size = Pack<floatX>::size;
     size_t at = i * size, row = at / (size_t)C, c = at % (size_t)C, t = row % (size_t)T;
     Pack<floatX> e = load_pack(wte + (size_t)tokens[row] * C + c), p = load_pack(wpe + t * C + c);
-    for (int k = 0; k < Pack<floatX>::size; k++) store_float(&e.x[k], to_float(e.x[k]) + to_float(p.x[k]));
+    for (int k = 0; k < Pack<floatX>::size; k++)
+        store_float(&e.x[k], to_float(e.x[k]) + to_float(p.x[k]));
     store_pack(out + at, e);
 }
 
-static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe, int B, int T, int C,
-                            cudaStream_t stream) {
+static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
+                            int B, int T, int C, cudaStream_t stream) {
     size_t n = (size_t)B * (size_t)T * (size_t)C, size = Pack<floatX>::size;
     if ((size_t)C % size == 0 && aligned16(out) && aligned16(wte) && aligned16(wpe))
-        encoder_forward_vector_kernel<<<blocks_for(n / size, ENCODER_THREADS), ENCODER_THREADS, 0, stream>>>(
-            out, tokens, wte, wpe, n / size, T, C);
+        encoder_forward_vector_kernel<<<blocks_for(n / size, ENCODER_THREADS), ENCODER_THREADS, 0,
+                                        stream>>>(out, tokens, wte, wpe, n / size, T, C);
     else
-        encoder_forward_kernel<<<blocks_for(n, ENCODER_THREADS), ENCODER_THREADS, 0, stream>>>(out, tokens, wte, wpe, n,
-                                                                                              T, C);
+        encoder_forward_kernel<<<blocks_for(n, ENCODER_THREADS), ENCODER_THREADS, 0, stream>>>(
+            out, tokens, wte, wpe, n, T, C);
     launchCheck();
 }
 
-// ---- backward: positions sorted by token, then one block sums the rows of a token in ascending order -------------
+// ---- backward: positions sorted by token, then one block sums the rows of a token in ascending
+// order -------------
 
 #define SORT_THREADS 512
 #define SORT_BITS 4
@@ -45,7 +48,8 @@ static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, c
 
 // The exclusive prefix sum over counts[digit][thread], in place, by the whole block.
 __device__ static inline void scan_counts(int *counts, int *totals) {
-    const int n = SORT_DIGITS, chunk = n;  // each thread scans n neighbours of the n * SORT_THREADS counts
+    const int n = SORT_DIGITS,
+              chunk = n;  // each thread scans n neighbours of the n * SORT_THREADS counts
     int *mine = counts + threadIdx.x * chunk, sum = 0;
     for (int i = 0; i < chunk; i++) sum += mine[i];
     totals[threadIdx.x] = sum;
@@ -65,9 +69,10 @@ __device__ static inline void scan_counts(int *counts, int *totals) {
     __syncthreads();
 }
 
-// One pass of a stable radix sort of the positions in `from` by bits shift.. of their tokens. One block; each
-// thread has a contiguous run of positions.
-__global__ static void sort_pass_kernel(int *to, const int *from, const int *tokens, int n, int shift) {
+// One pass of a stable radix sort of the positions in `from` by bits shift.. of their tokens. One
+// block; each thread has a contiguous run of positions.
+__global__ static void sort_pass_kernel(int *to, const int *from, const int *tokens, int n,
+                                        int shift) {
     __shared__ int counts[SORT_DIGITS * SORT_THREADS], totals[SORT_THREADS];
     int run = (n + SORT_THREADS - 1) / SORT_THREADS, begin = (int)threadIdx.x * run;
     int end = begin + run < n ? begin + run : n;
@@ -80,13 +85,16 @@ __global__ static void sort_pass_kernel(int *to, const int *from, const int *tok
     scan_counts(counts, totals);
     for (int i = begin; i < end; i++) {
         int position = from ? from[i] : i;
-        to[counts[(tokens[position] >> shift & (SORT_DIGITS - 1)) * SORT_THREADS + threadIdx.x]++] = position;
+        to[counts[(tokens[position] >> shift & (SORT_DIGITS - 1)) * SORT_THREADS + threadIdx.x]++] =
+            position;
     }
 }
 
-// Block (i, .) handles the token of sorted place i, if its run of equal tokens begins there; blockIdx.y says which
-// columns. The positions of the run come through shared memory, so that the loads of dout need not wait for them.
-__global__ static void dwte_kernel(float *dwte, const floatX *dout, const int *tokens, const int *order, int n, int C) {
+// Block (i, .) handles the token of sorted place i, if its run of equal tokens begins there;
+// blockIdx.y says which columns. The positions of the run come through shared memory, so that the
+// loads of dout need not wait for them.
+__global__ static void dwte_kernel(float *dwte, const floatX *dout, const int *tokens,
+                                   const int *order, int n, int C) {
     __shared__ int positions[ENCODER_THREADS];
     int begin = (int)blockIdx.x, token = tokens[order[begin]], count = ENCODER_THREADS;
     if (begin > 0 && tokens[order[begin - 1]] == token) return;
@@ -97,7 +105,8 @@ __global__ static void dwte_kernel(float *dwte, const floatX *dout, const int *t
         positions[threadIdx.x] = position;
         count = __syncthreads_count(k < n && tokens[position] == token);
         if (c < C) {
-            UNROLL_4 for (int i = 0; i < count; i++) sum += to_float(dout[(size_t)positions[i] * C + c]);
+            UNROLL_4 for (int i = 0; i < count; i++) sum +=
+                to_float(dout[(size_t)positions[i] * C + c]);
         }
         __syncthreads();
     }
@@ -116,10 +125,11 @@ static size_t encoder_workspace_bytes(const OpsDims *d) {
     return 2 * (size_t)d->B * (size_t)d->T * sizeof(int);
 }
 
-static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B, int T, int C,
-                             cudaStream_t stream) {
+static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B,
+                             int T, int C, cudaStream_t stream) {
     int n = B * T;
-    int *order = (int *)workspace_take(2 * (size_t)n * sizeof(int), "encoder_backward"), *spare = order + n;
+    int *order = (int *)workspace_take(2 * (size_t)n * sizeof(int), "encoder_backward"),
+        *spare = order + n;
     const int *from = NULL;
     for (int shift = 0; shift < vocabulary_bits; shift += SORT_BITS) {
         sort_pass_kernel<<<1, SORT_THREADS, 0, stream>>>(order, from, tokens, n, shift);

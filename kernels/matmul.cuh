@@ -1,6 +1,6 @@
-// kernels/matmul.cuh: matrix products by cuBLASLt, see ../ops.h. Biases and GELU's derivative are fused into the
-// product's end; GELU itself is a kernel of its own, so that it is the same bits when it is recomputed.
-// Descriptors and the chosen algorithm are made once for a shape and kept.
+// kernels/matmul.cuh: matrix products by cuBLASLt, see ../ops.h. Biases and GELU's derivative are
+// fused into the product's end; GELU itself is a kernel of its own, so that it is the same bits
+// when it is recomputed. Descriptors and the chosen algorithm are made once for a shape and kept.
 //
 // cuBLASLt counts columns first: a row-major (rows, C) array is its C x rows matrix.
 //   forward          out (Cout x rows) = weight^T (Cout x Cin) * inp (Cin x rows)
@@ -16,11 +16,11 @@
 #define PRODUCT_WORKSPACE ((size_t)32 << 20)
 #define PRODUCTS_MAX 512
 
-#define cublasCheck(call)                                                                                        \
-    do {                                                                                                         \
-        cublasStatus_t e_ = (call);                                                                              \
-        if (e_ != CUBLAS_STATUS_SUCCESS)                                                                         \
-            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cublasLtGetStatusString(e_));                       \
+#define cublasCheck(call)                                                                          \
+    do {                                                                                           \
+        cublasStatus_t e_ = (call);                                                                \
+        if (e_ != CUBLAS_STATUS_SUCCESS)                                                           \
+            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cublasLtGetStatusString(e_));          \
     } while (0)
 
 typedef enum { PRODUCT_FORWARD, PRODUCT_BACKWARD_INPUT, PRODUCT_BACKWARD_WEIGHT } ProductKind;
@@ -66,7 +66,8 @@ static void products_destroy(void) {
     cublasCheck(cublasLtDestroy(products.handle));
 }
 
-static void set_desc(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what, const void *value, size_t bytes) {
+static void set_desc(cublasLtMatmulDesc_t desc, cublasLtMatmulDescAttributes_t what,
+                     const void *value, size_t bytes) {
     cublasCheck(cublasLtMatmulDescSetAttribute(desc, what, value, bytes));
 }
 
@@ -81,8 +82,10 @@ static void describe_product(Product *p) {
     cudaDataType_t type = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
     cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
     cublasCheck(cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == PRODUCT_FORWARD ? &yes : &no, sizeof yes);
-    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, k->kind == PRODUCT_BACKWARD_WEIGHT ? &yes : &no, sizeof yes);
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == PRODUCT_FORWARD ? &yes : &no,
+             sizeof yes);
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, k->kind == PRODUCT_BACKWARD_WEIGHT ? &yes : &no,
+             sizeof yes);
     switch (k->kind) {
     case PRODUCT_FORWARD:
         p->a = layout(type, k->Cin, k->Cout), p->b = layout(type, k->Cin, k->rows);
@@ -98,7 +101,8 @@ static void describe_product(Product *p) {
         break;
     }
     if (!k->fused) return;
-    cublasLtEpilogue_t end = k->kind == PRODUCT_FORWARD ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DGELU;
+    cublasLtEpilogue_t end =
+        k->kind == PRODUCT_FORWARD ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DGELU;
     set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &end, sizeof end);
     if (k->kind == PRODUCT_FORWARD) {
         set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
@@ -115,20 +119,22 @@ static void choose_algorithm(Product *p) {
     uint32_t alignment = (uint32_t)p->key.alignment;
     int n = 0;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
-    cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room,
-                                                     sizeof room));
+    cublasCheck(cublasLtMatmulPreferenceSetAttribute(
+        preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &room, sizeof room));
     static const cublasLtMatmulPreferenceAttributes_t sides[] = {
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
         CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES};
     for (int i = 0; i < 4; i++)
-        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, sides[i], &alignment, sizeof alignment));
-    cublasStatus_t e = cublasLtMatmulAlgoGetHeuristic(products.handle, p->desc, p->a, p->b, p->c, p->c, preference, 1,
-                                                      &found, &n);
+        cublasCheck(cublasLtMatmulPreferenceSetAttribute(preference, sides[i], &alignment,
+                                                         sizeof alignment));
+    cublasStatus_t e = cublasLtMatmulAlgoGetHeuristic(products.handle, p->desc, p->a, p->b, p->c,
+                                                      p->c, preference, 1, &found, &n);
     p->possible = e == CUBLAS_STATUS_SUCCESS && n > 0;
-    if (p->possible) p->algo = found.algo;
+    if (p->possible)
+        p->algo = found.algo;
     else if (!p->key.fused)
-        die("cuBLASLt has no algorithm for a product of rows %d, Cin %d, Cout %d (%s): %s", p->key.rows, p->key.Cin,
-            p->key.Cout, FLOATX_NAME, cublasLtGetStatusString(e));
+        die("cuBLASLt has no algorithm for a product of rows %d, Cin %d, Cout %d (%s): %s",
+            p->key.rows, p->key.Cin, p->key.Cout, FLOATX_NAME, cublasLtGetStatusString(e));
     cublasCheck(cublasLtMatmulPreferenceDestroy(preference));
 }
 
@@ -145,30 +151,32 @@ static void set_fused(Product *p, const floatX *fuse) {
              &fuse, sizeof fuse);
 }
 
-static Product *product_for(const ProductKey *key, const floatX *fuse) {
+static Product *product_for(const ProductKey *key) {
     for (int i = 0; i < products.count; i++)
         if (same_product(&products.made[i].key, key)) return &products.made[i];
-    if (products.count == PRODUCTS_MAX) die("matrix products: expected at most %d shapes", PRODUCTS_MAX);
+    if (products.count == PRODUCTS_MAX)
+        die("matrix products: expected at most %d shapes", PRODUCTS_MAX);
     Product *p = &products.made[products.count++];
     *p = Product();
     p->key = *key;
     describe_product(p);
-    if (fuse) set_fused(p, fuse);
+    // The heuristic derives the alignment it may expect from the pointer.
+    if (key->fused) set_fused(p, (const floatX *)(size_t)key->alignment);
     choose_algorithm(p);
     return p;
 }
 
 // c = a * b, or c + a * b. fuse: bias or pre; NULL: plain. False if the fused form does not exist.
-static bool product(ProductKind kind, void *c, const void *a, const void *b, const floatX *fuse, int rows, int Cin,
-                    int Cout, bool accumulate, cudaStream_t stream) {
+static bool product(ProductKind kind, void *c, const void *a, const void *b, const floatX *fuse,
+                    int rows, int Cin, int Cout, bool accumulate, cudaStream_t stream) {
     size_t bits = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse | 256;
     ProductKey key = {kind, rows, Cin, Cout, fuse != NULL, (int)(bits & (~bits + 1))};
-    Product *p = product_for(&key, fuse);
+    Product *p = product_for(&key);
     if (!p->possible) return false;
     if (fuse) set_fused(p, fuse);
     float one = 1.0f, beta = accumulate ? 1.0f : 0.0f;
-    cublasCheck(cublasLtMatmul(products.handle, p->desc, &one, a, p->a, b, p->b, &beta, c, p->c, c, p->c, &p->algo,
-                               products.workspace, PRODUCT_WORKSPACE, stream));
+    cublasCheck(cublasLtMatmul(products.handle, p->desc, &one, a, p->a, b, p->b, &beta, c, p->c, c,
+                               p->c, &p->algo, products.workspace, PRODUCT_WORKSPACE, stream));
     return true;
 }
 
@@ -178,8 +186,8 @@ __global__ static void add_bias_kernel(floatX *out, const floatX *bias, size_t n
     if (i < n) store_float(&out[i], to_float(out[i]) + to_float(bias[i % (size_t)C]));
 }
 
-static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias, int rows, int Cin,
-                           int Cout, cudaStream_t stream) {
+static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
+                           int rows, int Cin, int Cout, cudaStream_t stream) {
     if (product(PRODUCT_FORWARD, out, weight, inp, bias, rows, Cin, Cout, false, stream)) return;
     product(PRODUCT_FORWARD, out, weight, inp, NULL, rows, Cin, Cout, false, stream);
     size_t n = (size_t)rows * (size_t)Cout;
@@ -187,22 +195,30 @@ static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight,
     launchCheck();
 }
 
-static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight, const floatX *bias,
-                                int rows, int Cin, int Cout, cudaStream_t stream) {
+static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight,
+                                const floatX *bias, int rows, int Cin, int Cout,
+                                cudaStream_t stream) {
     if (!pre) pre = out;
     matmul_forward(pre, inp, weight, bias, rows, Cin, Cout, stream);
     gelu_forward(out, pre, (size_t)rows * (size_t)Cout, stream);
 }
 
-static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight, const floatX *pre, int rows,
-                                  int Cin, int Cout, cudaStream_t stream) {
-    if (product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, pre, rows, Cin, Cout, false, stream)) return;
-    product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, NULL, rows, Cin, Cout, false, stream);
-    gelu_backward_in_place(dinp, pre, (size_t)rows * (size_t)Cin, stream);
+static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight,
+                                  const floatX *pre, int rows, int Cin, int Cout,
+                                  cudaStream_t stream) {
+    // The fused end wants rows of a multiple of 8.
+    const floatX *fuse = Cin % 8 == 0 ? pre : NULL;
+    bool fused =
+        product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, fuse, rows, Cin, Cout, false, stream);
+    if (!fused)
+        product(PRODUCT_BACKWARD_INPUT, dinp, weight, dout, NULL, rows, Cin, Cout, false, stream);
+    if (pre && !(fused && fuse))
+        gelu_backward_in_place(dinp, pre, (size_t)rows * (size_t)Cin, stream);
 }
 
-static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout, const floatX *inp, int rows,
-                                   int Cin, int Cout, bool accumulate, cudaStream_t stream) {
+static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout,
+                                   const floatX *inp, int rows, int Cin, int Cout, bool accumulate,
+                                   cudaStream_t stream) {
     product(PRODUCT_BACKWARD_WEIGHT, dweight, inp, dout, NULL, rows, Cin, Cout, accumulate, stream);
     ColumnsNorm none = {NULL, NULL, NULL};
     if (dbias) column_sums(dbias, NULL, dout, none, rows, Cout, accumulate, stream);

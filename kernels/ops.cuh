@@ -12,7 +12,8 @@
 
 // The largest of what single ops take from it.
 static size_t ops_room_bytes(const OpsDims *d) {
-    size_t columns = columns_workspace_bytes(d->B * d->T, 4 * d->C), sort = encoder_workspace_bytes(d);
+    size_t columns = columns_workspace_bytes(d->B * d->T, 4 * d->C),
+           sort = encoder_workspace_bytes(d);
     size_t attention = attention_workspace_bytes(d), most = columns > sort ? columns : sort;
     most = most > attention ? most : attention;
     return (most + 255) / 256 * 256;
@@ -24,7 +25,8 @@ static size_t ops_workspace_bytes(const OpsDims *d) {
 
 static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream_t stream) {
     if (room_bytes < ops_workspace_bytes(d))
-        die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d), room_bytes);
+        die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d),
+            room_bytes);
     workspace.room = (char *)room;
     workspace.bytes = ops_room_bytes(d);
     workspace.stream = stream;

@@ -1,4 +1,5 @@
-// kernels/shard.cuh: casts, sums and norms over flat arrays; see ../ops.h. Bound by memory bandwidth.
+// kernels/shard.cuh: casts, sums and norms over flat arrays; see ../ops.h. Bound by memory
+// bandwidth.
 #pragma once
 
 #include "common.cuh"
@@ -13,17 +14,22 @@ template <class D, class S> __global__ static void convert_kernel(D *dst, const 
     if (first + SHARD_ITEMS <= n && (((size_t)(dst + first) | (size_t)(src + first)) & 15) == 0) {
         alignas(16) S in[SHARD_ITEMS];
         alignas(16) D out[SHARD_ITEMS];
-        for (int i = 0; i < SHARD_ITEMS; i += Pack<S>::size) *(Pack<S> *)(in + i) = load_pack(src + first + i);
+        for (int i = 0; i < SHARD_ITEMS; i += Pack<S>::size)
+            *(Pack<S> *)(in + i) = load_pack(src + first + i);
         for (int i = 0; i < SHARD_ITEMS; i++) store_float(&out[i], to_float(in[i]));
-        for (int i = 0; i < SHARD_ITEMS; i += Pack<D>::size) store_pack(dst + first + i, *(Pack<D> *)(out + i));
+        for (int i = 0; i < SHARD_ITEMS; i += Pack<D>::size)
+            store_pack(dst + first + i, *(Pack<D> *)(out + i));
         return;
     }
-    for (size_t i = first; i < n && i < first + SHARD_ITEMS; i++) store_float(&dst[i], to_float(src[i]));
+    for (size_t i = first; i < n && i < first + SHARD_ITEMS; i++)
+        store_float(&dst[i], to_float(src[i]));
 }
 
-template <class D, class S> static void convert(D *dst, const S *src, size_t n, cudaStream_t stream) {
+template <class D, class S>
+static void convert(D *dst, const S *src, size_t n, cudaStream_t stream) {
     if (n == 0) return;
-    convert_kernel<<<blocks_for(n, SHARD_THREADS * SHARD_ITEMS), SHARD_THREADS, 0, stream>>>(dst, src, n);
+    convert_kernel<<<blocks_for(n, SHARD_THREADS * SHARD_ITEMS), SHARD_THREADS, 0, stream>>>(
+        dst, src, n);
     launchCheck();
 }
 
@@ -39,8 +45,8 @@ static void cast_from_bf16(float *dst, const bf16 *src, size_t n, cudaStream_t s
     convert(dst, src, n, stream);
 }
 
-__global__ static void shard_add_kernel(float *shard, const float *parts, int nparts, size_t stride, size_t n,
-                                        bool accumulate) {
+__global__ static void shard_add_kernel(float *shard, const float *parts, int nparts, size_t stride,
+                                        size_t n, bool accumulate) {
     size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
     if (i >= n) return;
     float sum = accumulate ? shard[i] : 0.0f;
@@ -49,8 +55,8 @@ __global__ static void shard_add_kernel(float *shard, const float *parts, int np
 }
 
 // Four neighbours a thread; stride, n and the pointers are multiples of 16 bytes.
-__global__ static void shard_add_vector_kernel(float *shard, const float *parts, int nparts, size_t stride, size_t n,
-                                               bool accumulate) {
+__global__ static void shard_add_vector_kernel(float *shard, const float *parts, int nparts,
+                                               size_t stride, size_t n, bool accumulate) {
     size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * 4;
     if (i >= n) return;
     Pack<float> sum = {};
@@ -62,30 +68,33 @@ __global__ static void shard_add_vector_kernel(float *shard, const float *parts,
     store_pack(shard + i, sum);
 }
 
-static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n, bool accumulate,
-                              cudaStream_t stream) {
+static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n,
+                              bool accumulate, cudaStream_t stream) {
     if (n == 0) return;
     if (n % 4 == 0 && stride % 4 == 0 && aligned16(shard) && aligned16(parts))
-        shard_add_vector_kernel<<<blocks_for(n, SHARD_THREADS * 4), SHARD_THREADS, 0, stream>>>(shard, parts, nparts,
-                                                                                               stride, n, accumulate);
+        shard_add_vector_kernel<<<blocks_for(n, SHARD_THREADS * 4), SHARD_THREADS, 0, stream>>>(
+            shard, parts, nparts, stride, n, accumulate);
     else
-        shard_add_kernel<<<blocks_for(n, SHARD_THREADS), SHARD_THREADS, 0, stream>>>(shard, parts, nparts, stride, n,
-                                                                                    accumulate);
+        shard_add_kernel<<<blocks_for(n, SHARD_THREADS), SHARD_THREADS, 0, stream>>>(
+            shard, parts, nparts, stride, n, accumulate);
     launchCheck();
 }
 
-static void shard_add(float *shard, const float *part, size_t n, bool accumulate, cudaStream_t stream) {
+static void shard_add(float *shard, const float *part, size_t n, bool accumulate,
+                      cudaStream_t stream) {
     shard_add_ordered(shard, part, 1, 0, n, accumulate, stream);
 }
 
-// ---- norms ------------------------------------------------------------------------------------------------------
+// ---- norms
+// ------------------------------------------------------------------------------------------------------
 
-// Non-negative floats compare as their bits do, so the maximum may be taken by an integer atomic: its result
-// does not depend on the order.
+// Non-negative floats compare as their bits do, so the maximum may be taken by an integer atomic:
+// its result does not depend on the order.
 __global__ static void shard_absmax_kernel(float *max, const float *x, size_t n) {
     __shared__ float room[SHARD_THREADS / WARP];
     float most = 0;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n; i += (size_t)gridDim.x * blockDim.x) {
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * blockDim.x) {
         float a = fabsf(x[i]);
         most = a == a ? fmaxf(most, a) : INFINITY;
         if (!(most <= 3.402823466e38f)) most = INFINITY;
@@ -97,18 +106,20 @@ __global__ static void shard_absmax_kernel(float *max, const float *x, size_t n)
 static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stream) {
     if (n == 0) return;
     unsigned blocks = blocks_for(n, SHARD_THREADS * 16);
-    shard_absmax_kernel<<<blocks < 1024 ? blocks : 1024, SHARD_THREADS, 0, stream>>>(max, x, n);
+    if (blocks > 1024) blocks = 1024;
+    shard_absmax_kernel<<<blocks, SHARD_THREADS, 0, stream>>>(max, x, n);
     launchCheck();
 }
 
-// Sums in two stages, without atomics: each block leaves its part behind sums[2], then one block adds the parts
-// in order. The number of blocks depends on n alone.
+// Sums in two stages, without atomics: each block leaves its part behind sums[2], then one block
+// adds the parts in order. The number of blocks depends on n alone.
 #define SQUARES_THREADS 512
 #define SQUARES_BLOCKS 512
 
-// Level k of a square is what adding and subtracting round[k] leaves of it, see cpu/shard.h. exact false: the whole
-// square is level 0.
-__device__ static inline void add_square(double s[3], double rest, const double round[3], bool exact) {
+// Level k of a square is what adding and subtracting round[k] leaves of it, see cpu/shard.h. exact
+// false: the whole square is level 0.
+__device__ static inline void add_square(double s[3], double rest, const double round[3],
+                                         bool exact) {
     if (!exact) {
         s[0] += rest;
         return;
@@ -120,7 +131,8 @@ __device__ static inline void add_square(double s[3], double rest, const double 
     }
 }
 
-__global__ static void sum_squares_kernel(double *sums, const float *x, size_t n, const float *absmax, int total_bits) {
+__global__ static void sum_squares_kernel(double *sums, const float *x, size_t n,
+                                          const float *absmax, int total_bits) {
     __shared__ double room[SQUARES_THREADS / WARP];
     double round[3] = {0, 0, 0}, s[3] = {0, 0, 0};
     float largest = absmax ? *absmax : 1.0f;
@@ -132,7 +144,8 @@ __global__ static void sum_squares_kernel(double *sums, const float *x, size_t n
         round[2] = ldexp(round[1], -per_level);
     }
     bool usable = largest > 0 && largest <= 3.402823466e38f;
-    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; usable && i < n; i += (size_t)gridDim.x * blockDim.x)
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; usable && i < n;
+         i += (size_t)gridDim.x * blockDim.x)
         add_square(s, (double)x[i] * x[i], round, absmax != NULL);
     if (!usable && blockIdx.x == 0 && threadIdx.x == 0) s[0] = largest;
     for (int k = 0; k < 3; k++) {
@@ -149,8 +162,8 @@ __global__ static void add_parts_kernel(double *sums, int blocks) {
     sums[k] += total;
 }
 
-static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n, const float *absmax, int total_bits,
-                              cudaStream_t stream) {
+static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
+                              const float *absmax, int total_bits, cudaStream_t stream) {
     unsigned blocks = blocks_for(n ? n : 1, SQUARES_THREADS * 8);
     if (blocks > SQUARES_BLOCKS) blocks = SQUARES_BLOCKS;
     sum_squares_kernel<<<blocks, SQUARES_THREADS, 0, stream>>>(sums, x, n, absmax, total_bits);

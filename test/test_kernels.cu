@@ -1,0 +1,689 @@
+// test/test_kernels.cu: every kernel against the CPU op, over awkward shapes; compiled once per
+// dtype (PRECISION_BF16), for a GPU and for the emulator alike. The CPU ops themselves are tested
+// against double precision by test_ops.cpp. Tolerances are per element, relative to the largest
+// magnitude of the CPU's result; ROUNDING is one half unit in the last place of the dtype at that
+// magnitude, and both sides round. In the race build each of the barriers that SEEDED_DEFECTS can
+// leave out must be missed.
+#include "ops.h"
+#include "test/cpu_reference.h"
+
+#ifdef EMULATOR
+#include "emulator/test.h"
+#endif
+#include <setjmp.h>
+#include <stdarg.h>
+#include <vector>
+extern "C" {
+#include <cmocka.h>
+}
+
+typedef std::vector<float> Floats;
+typedef std::vector<int> Ints;
+typedef std::vector<floatX> Array;
+
+static const double ROUNDING = sizeof(floatX) == 2 ? 1.0 / 256 : 1.0 / (1 << 24);
+static cudaStream_t stream;
+
+#define deviceCheck(call)                                                                          \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess) die("%s: %s", #call, cudaGetErrorString(e_));                       \
+    } while (0)
+
+// ---- inputs, arrays on the device, comparison ----
+
+static uint64_t random_state = 1;
+static double uniform(void) {  // [-1, 1)
+    random_state = random_state * 6364136223846793005u + 1442695040888963407u;
+    return (double)(int64_t)random_state / 9223372036854775808.0;
+}
+
+static Floats random_floats(size_t n, double scale) {
+    Floats a(n);
+    for (auto &x : a) x = (float)(uniform() * scale);
+    return a;
+}
+
+static Array random_array(size_t n, double scale) {
+    Array a(n);
+    for (auto &x : a) store_float(&x, (float)(uniform() * scale));
+    return a;
+}
+
+static Ints random_tokens(int n, int V) {
+    Ints a((size_t)n);
+    for (auto &x : a) x = (int)((uniform() + 1) / 2 * V);
+    return a;
+}
+
+// n elements on the device; `shift` elements off the alignment of cudaMalloc.
+template <class T> struct Device {
+    T *base, *at;
+    size_t n;
+    explicit Device(size_t count, size_t shift = 0) : n(count) {
+        deviceCheck(cudaMalloc((void **)&base, (n + shift) * sizeof(T)));
+        at = base + shift;
+    }
+    explicit Device(const std::vector<T> &host, size_t shift = 0) : Device(host.size(), shift) {
+        deviceCheck(
+            cudaMemcpyAsync(at, host.data(), n * sizeof(T), cudaMemcpyHostToDevice, stream));
+        deviceCheck(cudaStreamSynchronize(stream));
+    }
+    Device(const Device &) = delete;
+    std::vector<T> host() const {
+        std::vector<T> h(n);
+        deviceCheck(cudaMemcpyAsync(h.data(), at, n * sizeof(T), cudaMemcpyDeviceToHost, stream));
+        deviceCheck(cudaStreamSynchronize(stream));
+        return h;
+    }
+    ~Device() {
+        deviceCheck(cudaStreamSynchronize(stream));
+        deviceCheck(cudaFree(base));
+    }
+};
+
+static double value(float x) {
+    return x;
+}
+static double value(double x) {
+    return x;
+}
+static double value(bf16 x) {
+    return to_float(x);
+}
+
+// Fails where |found - expected| > tolerance * max |expected|, or anything is not finite.
+template <class T>
+static void check(const char *what, const std::vector<T> &found, const std::vector<T> &expected,
+                  double tolerance) {
+    double largest = 0;
+    assert_int_equal(found.size(), expected.size());
+    for (T x : expected) largest = fmax(largest, fabs(value(x)));
+    for (size_t i = 0; i < expected.size(); i++) {
+        double f = value(found[i]), e = value(expected[i]);
+        if (!(fabs(f - e) <= tolerance * largest + 1e-30))
+            fail_msg("%s[%zu]: expected %.9g, found %.9g, off by %.3g of the largest, allowed %.3g",
+                     what, i, e, f, fabs(f - e) / largest, tolerance);
+    }
+}
+
+template <class T>
+static void check_same(const char *what, const std::vector<T> &found,
+                       const std::vector<T> &expected) {
+    assert_int_equal(found.size(), expected.size());
+    for (size_t i = 0; i < expected.size(); i++)
+        if (memcmp(&found[i], &expected[i], sizeof(T)))
+            fail_msg("%s[%zu]: expected the bits of %.9g, found %.9g", what, i, value(expected[i]),
+                     value(found[i]));
+}
+
+// A workspace on the device and one on the CPU, of just the size that these dimensions ask for.
+struct Workspace {
+    Device<char> room;
+    static OpsDims dims(int B, int T, int C, int NH, int V) {
+        OpsDims d = {B, T, C, NH, V, B * T};
+        return d;
+    }
+    Workspace(int B, int T, int C, int NH, int V) : room(bytes(dims(B, T, C, NH, V))) {
+        OpsDims d = dims(B, T, C, NH, V);
+        ops_init(&d, room.at, room.n, stream);
+        cpu::init(B, T, C, NH, V, B * T);
+    }
+    static size_t bytes(OpsDims d) {
+        return ops_workspace_bytes(&d);
+    }
+    ~Workspace() {
+        ops_destroy();
+    }
+};
+
+// ---- encoder ----
+
+static const int ENCODERS[][4] = {
+    {1, 1, 1, 1}, {3, 7, 12, 37}, {1, 65, 64, 3}, {1, 33, 300, 50257}, {3, 130, 96, 37}};
+
+static void encoder_forward_gives_the_bits_of_the_cpu(void **) {
+    for (auto &s : ENCODERS) {
+        int B = s[0], T = s[1], C = s[2], V = s[3];
+        Array wte = random_array((size_t)V * C, 1), wpe = random_array((size_t)T * C, 1),
+              ref((size_t)B * T * C);
+        Ints tokens = random_tokens(B * T, V);
+        Device<floatX> out(ref.size()), a(wte), b(wpe);
+        Device<int> t(tokens);
+        encoder_forward(out.at, t.at, a.at, b.at, B, T, C, stream);
+        cpu::encoder_forward(ref.data(), tokens.data(), wte.data(), wpe.data(), B, T, C);
+        check_same("out", out.host(), ref);
+    }
+}
+
+// dwte is summed in ascending order of positions by both, dwpe in that of the batch: the same bits.
+static void encoder_backward_gives_the_bits_of_the_cpu(void **) {
+    for (auto &s : ENCODERS) {
+        int B = s[0], T = s[1], C = s[2], V = s[3];
+        Workspace w(B, T, C, 1, V);
+        Array dout = random_array((size_t)B * T * C, 1);
+        Ints tokens = random_tokens(B * T, V);
+        tokens[0] = V - 1, tokens[B * T - 1] = V - 1;
+        Floats dwte = random_floats((size_t)V * C, 1), dwpe = random_floats((size_t)T * C, 1);
+        Device<float> a(dwte), b(dwpe);
+        Device<floatX> d(dout);
+        Device<int> t(tokens);
+        encoder_backward(a.at, b.at, d.at, t.at, B, T, C, stream);
+        cpu::encoder_backward(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
+        check_same("dwte", a.host(), dwte);
+        check_same("dwpe", b.host(), dwpe);
+    }
+}
+
+// A token that is most of the batch: runs longer than a block, and one that ends exactly with a
+// block.
+static void encoder_backward_sums_long_runs_of_one_token(void **) {
+    const int B = 1, C = 3, V = 5;
+    for (int T : {255, 256, 257, 600}) {
+        Workspace w(B, T, C, 1, V);
+        Array dout = random_array((size_t)T * C, 1);
+        Floats dwte(V * C), dwpe((size_t)T * C);
+        Ints tokens((size_t)T, 2);
+        Device<float> a(dwte), b(dwpe);
+        Device<floatX> d(dout);
+        Device<int> t(tokens);
+        encoder_backward(a.at, b.at, d.at, t.at, B, T, C, stream);
+        cpu::encoder_backward(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
+        check_same("dwte", a.host(), dwte);
+    }
+}
+
+// ---- layernorm ----
+
+static const int LAYERNORMS[][2] = {{1, 1},    {7, 3},   {65, 12},  {33, 64},
+                                    {130, 96}, {5, 768}, {2, 1600}, {3, 12288}};
+
+// mean and rstd: sums of C terms in another order, and rstd grows with the cancellation of small
+// rows.
+static void layernorm_forward_agrees_with_the_cpu(void **) {
+    for (auto &s : LAYERNORMS)
+        for (size_t shift : {0, 1}) {
+            int rows = s[0], C = s[1];
+            size_t n = (size_t)rows * C;
+            Array x = random_array(n, 2), y = random_array(n, 2), w = random_array(C, 1),
+                  b = random_array(C, 1), ref(n), sum(n);
+            Floats mean(rows), rstd(rows);
+            Device<floatX> out(n, shift), res(n, shift), dx(x, shift), dy(y, shift), dw(w), db(b);
+            Device<float> m(rows), r(rows);
+            layernorm_forward(out.at, m.at, r.at, dx.at, dw.at, db.at, rows, C, stream);
+            cpu::layernorm_forward(ref.data(), mean.data(), rstd.data(), x.data(), w.data(),
+                                   b.data(), rows, C);
+            check("out", out.host(), ref, C > 1 ? 2 * ROUNDING + 1e-6 : 1e-3);
+            check("mean", m.host(), mean, 1e-6);
+            check("rstd", r.host(), rstd, 1e-5);
+            residual_layernorm_forward(res.at, out.at, m.at, r.at, dx.at, dy.at, dw.at, db.at, rows,
+                                       C, stream);
+            cpu::residual_layernorm_forward(sum.data(), ref.data(), mean.data(), rstd.data(),
+                                            x.data(), y.data(), w.data(), b.data(), rows, C);
+            check_same("residual", res.host(), sum);
+            check("out of the sum", out.host(), ref, C > 1 ? 2 * ROUNDING + 1e-6 : 1e-3);
+            Array fused = out.host();
+            layernorm_forward(out.at, m.at, r.at, res.at, dw.at, db.at, rows, C, stream);
+            check_same("layernorm of the stored sum", out.host(), fused);
+            residual_layernorm_forward(dx.at, out.at, m.at, r.at, dx.at, dy.at, dw.at, db.at, rows,
+                                       C, stream);
+            check_same("residual in place", dx.host(), sum);
+            check_same("out in place", out.host(), fused);
+        }
+}
+
+static void layernorm_backward_agrees_with_the_cpu(void **) {
+    for (auto &s : LAYERNORMS)
+        for (int accumulate = 0; accumulate < 2; accumulate++) {
+            int rows = s[0], C = s[1];
+            size_t n = (size_t)rows * C, shift = (size_t)accumulate;
+            Workspace room(1, rows, C, 1, 1);
+            Array x = random_array(n, 2), w = random_array(C, 1), b = random_array(C, 1),
+                  d = random_array(n, 1), out(n), dinp = random_array(n, 1);
+            Floats mean(rows), rstd(rows), dw(C), db(C);
+            cpu::layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(),
+                                   b.data(), rows, C);
+            Device<floatX> dx(x, shift), dd(d, shift), dwt(w), di(dinp, shift);
+            Device<float> m(mean), r(rstd), gw(C), gb(C);
+            layernorm_backward(di.at, gw.at, gb.at, dd.at, dx.at, dwt.at, m.at, r.at, rows, C,
+                               accumulate, stream);
+            cpu::layernorm_backward(dinp.data(), dw.data(), db.data(), d.data(), x.data(), w.data(),
+                                    mean.data(), rstd.data(), rows, C, accumulate);
+            if (C > 1)
+                check("dinp", di.host(), dinp,
+                      2 * ROUNDING + 2e-6);  // C=1: zero but for cancellation
+            if (C > 1) check("dweight", gw.host(), dw, 3e-6);
+            check("dbias", gb.host(), db, 3e-6);
+            Floats first = gw.host();
+            layernorm_backward(di.at, gw.at, gb.at, dd.at, dx.at, dwt.at, m.at, r.at, rows, C,
+                               accumulate, stream);
+            check_same("dweight again", gw.host(), first);
+        }
+}
+
+// ---- matmul and GELU ----
+
+static const int LINEARS[][3] = {{1, 1, 1},     {7, 3, 12},   {33, 12, 37},
+                                 {65, 64, 192}, {3, 768, 96}, {2, 64, 50257}};
+
+static void gelu_agrees_with_the_cpu(void **) {
+    for (size_t n : {1, 37, 4096})
+        for (size_t shift : {0, 1}) {
+            Workspace room(1, 1, 1, 1, 1);
+            Array x = random_array(n, 8), ref(n), one(1), zero(1), pre(n);
+            store_float(&one[0], 1), store_float(&zero[0], 0);
+            Device<floatX> a(x, shift), out(n, shift);
+            gelu_forward(out.at, a.at, n, stream);
+            // the CPU's GELU as part of a product with 1
+            cpu::matmul_gelu_forward(ref.data(), pre.data(), x.data(), one.data(), zero.data(),
+                                     (int)n, 1, 1);
+            check("gelu", out.host(), ref, ROUNDING + 1e-6);
+        }
+}
+
+static void matmul_agrees_with_the_cpu(void **) {
+    for (auto &s : LINEARS) {
+        int rows = s[0], Cin = s[1], Cout = s[2];
+        size_t ni = (size_t)rows * Cin, no = (size_t)rows * Cout;
+        Workspace room(1, rows, Cin > Cout && Cin > 4 ? Cin : Cout / 4 + 1, 1, Cout);
+        Array inp = random_array(ni, 1), w = random_array((size_t)Cin * Cout, 2 / sqrt(Cin)),
+              b = random_array(Cout, 1), pre(no), out(no), dout = random_array(no, 1), dinp(ni),
+              dgelu(ni);
+        Device<floatX> di(inp), dw(w), db(b), dpre(no), dout_(no), dd(dout), dx(ni);
+        matmul_gelu_forward(dout_.at, dpre.at, di.at, dw.at, db.at, rows, Cin, Cout, stream);
+        cpu::matmul_gelu_forward(out.data(), pre.data(), inp.data(), w.data(), b.data(), rows, Cin,
+                                 Cout);
+        check("pre", dpre.host(), pre, 2 * ROUNDING + 3e-6);
+        check("out", dout_.host(), out, 3 * ROUNDING + 3e-6);
+        Array kept = dout_.host();
+        gelu_forward(dpre.at, dpre.at, no, stream);
+        check_same("gelu recomputed", dpre.host(), kept);
+        matmul_gelu_forward(dout_.at, NULL, di.at, dw.at, db.at, rows, Cin, Cout, stream);
+        check_same("out without pre", dout_.host(), kept);
+        matmul_backward_input(dx.at, dd.at, dw.at, NULL, rows, Cin, Cout, stream);
+        cpu::matmul_backward_input(dinp.data(), dout.data(), w.data(), NULL, rows, Cin, Cout);
+        check("dinp", dx.host(), dinp, 2 * ROUNDING + 5e-6);
+        matmul_backward_input(dx.at, dd.at, dw.at, di.at, rows, Cin, Cout, stream);
+        cpu::matmul_backward_input(dgelu.data(), dout.data(), w.data(), inp.data(), rows, Cin,
+                                   Cout);
+        check("dinp through GELU", dx.host(), dgelu, 3 * ROUNDING + 5e-6);
+        for (bool accumulate : {false, true}) {
+            Floats gw = random_floats((size_t)Cin * Cout, 1), gb = random_floats(Cout, 1);
+            Device<float> a(gw), c(gb);
+            bool bias = Cout < 50257;
+            matmul_backward_weight(a.at, bias ? c.at : NULL, dd.at, di.at, rows, Cin, Cout,
+                                   accumulate, stream);
+            cpu::matmul_backward_weight(gw.data(), bias ? gb.data() : NULL, dout.data(), inp.data(),
+                                        rows, Cin, Cout, accumulate);
+            check("dweight", a.host(), gw, 3e-6);
+            check("dbias", c.host(), gb, 3e-6);
+        }
+    }
+}
+
+// ---- attention ----
+
+// Both ways round probabilities and dS to bf16; each result is a sum of such products.
+static void check_attention(int B, int T, int NH, int HS, double scale) {
+    int C = NH * HS;
+    size_t n = (size_t)B * T * C;
+    Workspace room(B, T, C, NH, 1);
+    Array qkv = random_array(3 * n, scale), dout = random_array(n, 1), out(n), dqkv(3 * n);
+    Floats lse((size_t)B * NH * T);
+    cpu::attention_forward(out.data(), lse.data(), qkv.data(), B, T, C, NH);
+    cpu::attention_backward(dqkv.data(), dout.data(), out.data(), qkv.data(), lse.data(), B, T, C,
+                            NH);
+    Device<floatX> x(qkv), o(n), dd(dout), dx(3 * n), ref_out(out);
+    Device<float> l(lse.size()), ref_lse(lse);
+    attention_forward(o.at, l.at, x.at, B, T, C, NH, stream);
+    check("out", o.host(), out, 3 * ROUNDING + 3e-6);
+    check("lse", l.host(), lse, 3e-6);
+    attention_backward(dx.at, dd.at, ref_out.at, x.at, ref_lse.at, B, T, C, NH, stream);
+    check("dqkv", dx.host(), dqkv, 4 * ROUNDING + 1e-5);
+    Array first = dx.host();
+    attention_backward(dx.at, dd.at, ref_out.at, x.at, ref_lse.at, B, T, C, NH, stream);
+    check_same("dqkv again", dx.host(), first);
+}
+
+static void attention_agrees_with_the_cpu_for_any_length(void **) {
+    for (int T : {1, 7, 33, 64, 65, 130}) check_attention(1, T, 1, 16, 2);
+}
+
+static void attention_agrees_with_the_cpu_for_any_head_size(void **) {
+    for (int HS : {1, 3, 48, 64, 80, 128}) check_attention(1, 70, 1, HS, 2);
+    check_attention(1, 33, 1, 144, 2);  // wider than tensor cores or one slice of columns take
+}
+
+static void attention_agrees_with_the_cpu_for_many_heads(void **) {
+    check_attention(3, 33, 2, 64, 2);
+    check_attention(3, 7, 5, 3, 2);
+    check_attention(2, 65, 3, 16, 2);
+}
+
+static void attention_of_large_scores_does_not_overflow(void **) {
+    Workspace room(1, 130, 16, 1, 1);
+    Array qkv = random_array(130 * 48, 60), out(130 * 16);
+    Floats lse(130);
+    cpu::attention_forward(out.data(), lse.data(), qkv.data(), 1, 130, 16, 1);
+    Device<floatX> x(qkv), o(out.size());
+    Device<float> l(lse.size());
+    attention_forward(o.at, l.at, x.at, 1, 130, 16, 1, stream);
+    check("out", o.host(), out,
+          3 * ROUNDING + 1e-3);  // scores of 1e4 have an absolute error of 1e-3
+    check("lse", l.host(), lse, 1e-6);
+}
+
+// ---- classifier ----
+
+static void classifier_agrees_with_the_cpu(void **) {
+    const int shapes[][3] = {{1, 1, 1},       {7, 37, 64},       {5, 37, 37},
+                             {3, 1000, 1024}, {2, 50257, 50304}, {2, 50257, 50257}};
+    for (auto &s : shapes) {
+        int rows = s[0], V = s[1], ld = s[2];
+        Array x = random_array((size_t)rows * ld, 10);
+        for (int i = 0; i < rows; i++)
+            for (int v = V; v < ld; v++)
+                store_float(&x[(size_t)i * ld + v], NAN);  // padding is never used
+        Ints targets = random_tokens(rows, V);
+        targets[rows - 1] = V - 1;
+        if (rows > 2) targets[1] = -1;
+        Floats losses(rows);
+        Device<floatX> d(x);
+        Device<float> l(rows);
+        Device<int> t(targets);
+        classifier(d.at, l.at, t.at, rows, V, ld, false, stream);
+        check_same("logits without gradient", d.host(), x);
+        Floats only = l.host();
+        classifier(d.at, l.at, t.at, rows, V, ld, true, stream);
+        cpu::classifier(x.data(), losses.data(), targets.data(), rows, V, ld, true);
+        check_same("losses without gradient", only, l.host());
+        check("losses", l.host(), losses, 2e-6);
+        check("dlogits", d.host(), x, 2 * ROUNDING + 3e-6);
+        Device<double> sum(std::vector<double>{1e6});
+        sum_losses(sum.at, l.at, rows, stream);
+        double expected = 1e6;
+        cpu::sum_losses(&expected, l.host().data(), rows);
+        assert_true(fabs(sum.host()[0] - expected) < 1e-9);
+    }
+}
+
+static void classifier_shows_non_finite_logits_in_the_loss(void **) {
+    for (float bad : {NAN, INFINITY}) {
+        Array x = random_array(37, 1);
+        store_float(&x[9], bad);
+        Device<floatX> d(x);
+        Device<float> l(1);
+        Device<int> t(Ints{3});
+        classifier(d.at, l.at, t.at, 1, 37, 37, false, stream);
+        assert_false(isfinite(l.host()[0]));
+    }
+}
+
+// The last row begins behind element 2^31. Rows before it count for nothing, so that only one is
+// worked on.
+static void classifier_finds_rows_past_element_2_to_the_31(void **) {
+#if defined(EMU_RACE) || defined(EMU_ASAN) || (defined(EMULATOR) && !PRECISION_BF16)
+    skip();  // needs gigabytes; one emulated build is enough
+#else
+    const int rows = 3, V = 37, ld = 1100000000;
+    Array x = random_array(V, 5);
+    Floats loss(1);
+    int target = 30;
+    cpu::classifier(Array(x).data(), loss.data(), &target, 1, V, V, false);
+    size_t n = 2 * (size_t)ld + V;
+    floatX *logits = NULL;
+    if (cudaMalloc((void **)&logits, n * sizeof(floatX)) != cudaSuccess) {
+        cudaGetLastError();
+        skip();
+    }
+    deviceCheck(cudaMemcpyAsync(logits + 2 * (size_t)ld, x.data(), V * sizeof(floatX),
+                                cudaMemcpyHostToDevice, stream));
+    Device<float> l(rows);
+    Device<int> t(Ints{-1, -1, target});
+    classifier(logits, l.at, t.at, rows, V, ld, false, stream);
+    Floats found = l.host();
+    deviceCheck(cudaFree(logits));
+    assert_true(found[0] == 0 && found[1] == 0 && fabs(found[2] - loss[0]) < 1e-5);
+#endif
+}
+
+// ---- shard ops: exact ----
+
+static void casts_give_the_bits_of_the_cpu(void **) {
+    for (size_t n : {1, 19, 4096})
+        for (size_t shift : {0, 1}) {
+            Floats x = random_floats(n, 3);
+            if (n > 8)
+                x[2] = NAN, x[3] = 3.4e38f, x[4] = 1.00390625f, x[5] = INFINITY, x[6] = 1e-40f,
+                x[7] = -0.0f;
+            std::vector<bf16> ref(n);
+            cpu::cast_to_bf16(ref.data(), x.data(), n);
+            Device<float> d(x, shift), back(n, shift);
+            Device<bf16> h(n, shift);
+            Device<floatX> f(n, shift);
+            cast_to_bf16(h.at, d.at, n, stream);
+            std::vector<bf16> found = h.host();
+            for (size_t i = 0; i < n; i++)
+                if (memcmp(&found[i], &ref[i], 2) &&
+                    !(value(found[i]) != value(found[i]) && value(ref[i]) != value(ref[i])))
+                    fail_msg("cast of %.9g: expected %.9g, found %.9g", x[i], value(ref[i]),
+                             value(found[i]));
+            cast_from_bf16(back.at, h.at, n, stream);
+            cast_from_float(f.at, d.at, n, stream);
+            Floats b = back.host();
+            Array a = f.host();
+            for (size_t i = 0; i < n; i++) {
+                double expected = sizeof(floatX) == 2 ? value(found[i]) : x[i];
+                assert_true(b[i] == value(found[i]) || b[i] != b[i]);
+                assert_true(value(a[i]) == expected || expected != expected);
+            }
+        }
+}
+
+static void shards_add_in_the_order_of_the_parts(void **) {
+    for (size_t n : {1, 17, 1024, 9000})
+        for (bool accumulate : {false, true}) {
+            size_t stride = n % 4 ? n + 5 : n + 4;
+            Floats parts = random_floats(3 * stride, 1), shard = random_floats(n, 1), one = shard;
+            Device<float> p(parts), s(shard), o(one);
+            shard_add_ordered(s.at, p.at, 3, stride, n, accumulate, stream);
+            cpu::shard_add_ordered(shard.data(), parts.data(), 3, stride, n, accumulate);
+            check_same("shard", s.host(), shard);
+            shard_add(o.at, p.at, n, accumulate, stream);
+            cpu::shard_add_ordered(one.data(), parts.data(), 1, 0, n, accumulate);
+            check_same("shard of one part", o.host(), one);
+        }
+}
+
+static void absmax_equals_the_cpus(void **) {
+    for (size_t n : {1, 1000, 20000})
+        for (float bad : {0.0f, (float)NAN, (float)INFINITY}) {
+            Floats x = random_floats(n, 5), max(1, 1.5f);
+            if (bad != 0) x[n / 2] = bad;
+            Device<float> d(x), m(max);
+            shard_absmax(m.at, d.at, n, stream);
+            cpu::shard_absmax(max.data(), x.data(), n);
+            check_same("absmax", m.host(), max);
+        }
+}
+
+static std::vector<double> device_squares(const Floats &x, size_t at, size_t n, const float *absmax,
+                                          int bits) {
+    Device<double> sums(std::vector<double>(SHARD_SUMS, 0.0));
+    Device<float> d(Floats(x.begin() + (long)at, x.begin() + (long)(at + n))),
+        m(Floats(1, absmax ? *absmax : 0));
+    shard_sum_squares(sums.at, d.at, n, absmax ? m.at : NULL, bits, stream);
+    std::vector<double> s = sums.host();
+    s.resize(3);
+    return s;
+}
+
+static void sum_of_squares_has_the_bits_of_the_cpu_however_it_is_cut(void **) {
+    const size_t n = 20011;
+    Floats x = random_floats(n, 1);
+    for (size_t i = 0; i < n; i += 7) x[i] *= 1e-6f;
+    float absmax = 0;
+    cpu::shard_absmax(&absmax, x.data(), n);
+    std::vector<double> ref(SHARD_SUMS, 0.0), plain(SHARD_SUMS, 0.0);
+    cpu::shard_sum_squares(ref.data(), x.data(), n, &absmax, 15);
+    cpu::shard_sum_squares(plain.data(), x.data(), n, NULL, 0);
+    std::vector<double> whole = device_squares(x, 0, n, &absmax, 15);
+    for (int k = 0; k < 3; k++) assert_true(whole[k] == ref[k]);
+    std::vector<double> a = device_squares(x, 0, 5001, &absmax, 15),
+                        b = device_squares(x, 5001, n - 5001, &absmax, 15);
+    for (int k = 0; k < 3; k++) assert_true(a[k] + b[k] == ref[k]);
+    assert_true(fabs(device_squares(x, 0, n, NULL, 0)[0] / plain[0] - 1) < 1e-13);
+    for (float m : {0.0f, INFINITY}) assert_true(device_squares(x, 0, 4, &m, 2)[0] == m);
+}
+
+// ---- AdamW ----
+
+static void store_moment_host(float *dst, double x) {
+    *dst = (float)x;
+}
+static void store_moment_host(double *dst, double x) {
+    *dst = x;
+}
+static void store_moment_host(bf16 *dst, double x) {
+    store_float(dst, (float)x);
+}
+
+static AdamWConfig adamw_config(MomentType moments) {
+    AdamWConfig c = {};
+    c.lr = 1e-2f, c.beta1 = 0.9f, c.beta2 = 0.95f, c.eps = 1e-8f, c.weight_decay = 0.1f;
+    c.step = 3, c.moments = moments, c.grad_scale = 1.0 / 512, c.grad_clip = 1, c.seed = 42;
+    return c;
+}
+
+template <class Moment>
+static void check_adamw(MomentType type, double tolerance_p, double tolerance_m) {
+    const size_t n = 5003;
+    for (float clip : {0.0f, 1.0f, 100.0f}) {
+        Floats p = random_floats(n, 1), g = random_floats(n, 300);
+        std::vector<Moment> m(n), v(n);
+        for (size_t i = 0; i < n; i++) {
+            store_moment_host(&m[i], uniform() * 0.1);
+            store_moment_host(&v[i], fabs(uniform()) * 0.01 + 1e-4);
+        }
+        std::vector<double> sums(SHARD_SUMS, 0.0);
+        cpu::shard_sum_squares(sums.data(), g.data(), n, NULL, 0);
+        AdamWConfig c = adamw_config(type);
+        c.grad_clip = clip;
+        Device<float> dp(p), dg(g);
+        Device<Moment> dm(m), dv(v);
+        Device<double> ds(sums);
+        adamw_update(dp.at, dg.at, dm.at, dv.at, n, 12345, ds.at, &c, stream);
+        cpu::adamw_update(p.data(), g.data(), m.data(), v.data(), n, 12345, sums.data(), &c);
+        check("p", dp.host(), p, tolerance_p);
+        check("m", dm.host(), m, tolerance_m);
+        check("v", dv.host(), v, tolerance_m);
+        // a non-finite norm leaves everything
+        Floats before = dp.host();
+        std::vector<Moment> m_before = dm.host();
+        Device<double> bad(std::vector<double>{1, (double)NAN, 0});
+        adamw_update(dp.at, dg.at, dm.at, dv.at, n, 0, bad.at, &c, stream);
+        check_same("p after a non-finite norm", dp.host(), before);
+        check_same("m after a non-finite norm", dm.host(), m_before);
+    }
+}
+
+static void adamw_agrees_with_the_cpu(void **) {
+    check_adamw<float>(MOMENTS_FP32, 3e-7, 3e-7);
+    check_adamw<double>(MOMENTS_FP64, 1e-7, 1e-14);
+}
+
+// The same random bits round both, so moments differ only where the last bits before rounding do:
+// by one unit.
+static void adamw_rounds_bf16_moments_as_the_cpu_does(void **) {
+    check_adamw<bf16>(MOMENTS_BF16, 3e-7, 1.0 / 128);
+    const size_t n = 4001;
+    Floats p(n, 0.5f), g = random_floats(n, 100);
+    std::vector<bf16> m(n), v(n);
+    memset((void *)m.data(), 0, n * sizeof m[0]), memset((void *)v.data(), 0, n * sizeof v[0]);
+    std::vector<double> sums = {1, 0, 0};
+    AdamWConfig c = adamw_config(MOMENTS_BF16);
+    Device<float> dp(p), dg(g);
+    Device<bf16> dm(m), dv(v);
+    Device<double> ds(sums);
+    adamw_update(dp.at, dg.at, dm.at, dv.at, n, 7, ds.at, &c, stream);
+    cpu::adamw_update(p.data(), g.data(), m.data(), v.data(), n, 7, sums.data(), &c);
+    std::vector<bf16> found = dm.host();
+    size_t different = 0;
+    for (size_t i = 0; i < n; i++) different += memcmp(&found[i], &m[i], sizeof m[i]) != 0;
+    assert_true(different * 200 < n);
+}
+
+// ---- barriers left out ----
+
+#ifdef EMU_RACE
+static void expect_race_without(int barrier, const char *kernel, void (*run)(void)) {
+    expect_report(std::string("conflict in shared memory|") + kernel, [=] {
+        left_out = barrier;
+        run();
+    });
+}
+
+static void attention_once(void) {
+    check_attention(1, 200, 1, 64, 1);
+}
+
+static void narrow_attention_once(void) {
+    check_attention(1, 70, 1, 3, 1);
+}
+
+static void layernorm_once(void) {
+    layernorm_backward_agrees_with_the_cpu(NULL);
+}
+
+static void encoder_once(void) {
+    encoder_backward_gives_the_bits_of_the_cpu(NULL);
+}
+
+static void a_barrier_left_out_is_reported(void **) {
+    if (sizeof(floatX) == 2) {
+        expect_race_without(1, "attention_forward_tensor_kernel", attention_once);
+        expect_race_without(2, "attention_backward_tensor_kernel", attention_once);
+    }
+    expect_race_without(3, "layernorm_backward_kernel", layernorm_once);
+    expect_race_without(4, "columns_kernel", layernorm_once);
+    expect_race_without(5, "sort_pass_kernel", encoder_once);
+    expect_race_without(6, "attention_forward_any_kernel", narrow_attention_once);
+}
+#endif
+
+int main(void) {
+    int devices = 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("skipped: no GPU answers\n");
+        return 0;
+    }
+    deviceCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    const CMUnitTest tests[] = {
+        cmocka_unit_test(encoder_forward_gives_the_bits_of_the_cpu),
+        cmocka_unit_test(encoder_backward_gives_the_bits_of_the_cpu),
+        cmocka_unit_test(encoder_backward_sums_long_runs_of_one_token),
+        cmocka_unit_test(layernorm_forward_agrees_with_the_cpu),
+        cmocka_unit_test(layernorm_backward_agrees_with_the_cpu),
+        cmocka_unit_test(gelu_agrees_with_the_cpu),
+        cmocka_unit_test(matmul_agrees_with_the_cpu),
+        cmocka_unit_test(attention_agrees_with_the_cpu_for_any_length),
+        cmocka_unit_test(attention_agrees_with_the_cpu_for_any_head_size),
+        cmocka_unit_test(attention_agrees_with_the_cpu_for_many_heads),
+        cmocka_unit_test(attention_of_large_scores_does_not_overflow),
+        cmocka_unit_test(classifier_agrees_with_the_cpu),
+        cmocka_unit_test(classifier_shows_non_finite_logits_in_the_loss),
+        cmocka_unit_test(classifier_finds_rows_past_element_2_to_the_31),
+        cmocka_unit_test(casts_give_the_bits_of_the_cpu),
+        cmocka_unit_test(shards_add_in_the_order_of_the_parts),
+        cmocka_unit_test(absmax_equals_the_cpus),
+        cmocka_unit_test(sum_of_squares_has_the_bits_of_the_cpu_however_it_is_cut),
+        cmocka_unit_test(adamw_agrees_with_the_cpu),
+        cmocka_unit_test(adamw_rounds_bf16_moments_as_the_cpu_does),
+#ifdef EMU_RACE
+        cmocka_unit_test(a_barrier_left_out_is_reported),
+#endif
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    deviceCheck(cudaStreamDestroy(stream));
+    return failed;
+}
