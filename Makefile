@@ -1,7 +1,8 @@
 # make                 ./train_gpt for the device that is here (a GPU that answers, else the CPU)
 # make DEVICE=cpu      needs g++; uses oneDNN (or CBLAS) and MPI where they are installed
 # make DEVICE=cuda     needs nvcc, cuBLASLt and NCCL
-# make test            builds and runs all tests
+# make emulate         ./train_gpt_emulated, the CUDA program on a CPU
+# make test            installs what the tests need, builds and runs them all
 SHELL := bash
 DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/dev/null && echo cuda || echo cpu)
 O ?= build/$(DEVICE)
@@ -29,9 +30,11 @@ train_gpt: $(O)/train_gpt
 
 clean:
 	rm -rf build train_gpt train_gpt_emulated
-include test/test.mk
 
-# ---- the CUDA program on a CPU: ./train_gpt_emulated (see doc/emulator.md) -------------------------------------
-ifneq ($(filter emulate test-emulated emulate-fuzz test-kernels test-emulator test-run,$(MAKECMDGOALS)),)
-include emulator/emulator.mk
+# The CUDA program on a CPU (doc/emulator.md) needs the toolkit's headers.
+CUDA_HOME ?= /usr/local/cuda
+EMULATOR_HERE := $(wildcard $(CUDA_HOME)/include/cuda_runtime.h)
+ifeq ($(DEVICE)$(if $(EMULATOR_HERE),,no),cpu)
+include emulator/emulator.mk test/kernels.mk
 endif
+include test/test.mk

@@ -32,6 +32,16 @@
         if (e_ != ncclSuccess) die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_)); \
     } while (0)
 
+// Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait, or swaps two collectives.
+#ifdef EMULATOR
+static bool defect(const char *name) {
+    const char *wanted = getenv("FSDP_DEFECT");
+    return wanted && !strcmp(wanted, name);
+}
+#else
+#define defect(name) false
+#endif
+
 #define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
 #define FSDP_MAX_UNITS 4096
 #define FSDP_MAX_SLOTS FSDP_MAX_UNITS
@@ -379,8 +389,8 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     FsdpUnit *unit = &f->units[u];
     if (s->state == SLOT_IN_USE)
         die("gather of unit %s: its slot holds %s, which is still in use", unit->name, f->units[s->unit].name);
-    cudaCheck(cudaStreamWaitEvent(f->gather, s->freed, 0));
-    cudaCheck(cudaStreamWaitEvent(f->gather, unit->updated, 0));
+    if (!defect("slot freed")) cudaCheck(cudaStreamWaitEvent(f->gather, s->freed, 0));
+    if (!defect("updated")) cudaCheck(cudaStreamWaitEvent(f->gather, unit->updated, 0));
     timeline_begin(f->timeline, f->gather, "gather", unit->name);
     floatX *whole = (floatX *)s->data, *own = whole + (size_t)f->shard_rank * unit->slice;
     cast_from_float(own, f->p + unit->at, unit->slice, f->gather);
@@ -435,7 +445,7 @@ static floatX *fsdp_wait(Fsdp *f, int u) {
         gather_into(f, s, u);
     }
     if (s->state != SLOT_READY) die("wait for unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-    cudaCheck(cudaStreamWaitEvent(f->compute, s->ready, 0));
+    if (!defect("gathered")) cudaCheck(cudaStreamWaitEvent(f->compute, s->ready, 0));
     s->state = SLOT_IN_USE;
     f->cursor++;
     prefetch(f);
@@ -528,7 +538,7 @@ static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     FsdpSlot *s = grad_slot(f, u, SLOT_FREE);
     if (s->state != SLOT_FREE)
         die("gradient of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-    cudaCheck(cudaStreamWaitEvent(f->compute, s->freed, 0));
+    if (!defect("gradient freed")) cudaCheck(cudaStreamWaitEvent(f->compute, s->freed, 0));
     s->state = SLOT_IN_USE;
     s->unit = u;
     clear_gaps(f, unit, (float *)s->data);
@@ -614,7 +624,7 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
     FsdpUnit *unit = &f->units[u];
     bool last = f->micro_step == f->c.micro_steps - 1 && use == unit->uses - 1;
     cudaCheck(cudaEventRecord(unit->filled, f->compute));
-    cudaCheck(cudaStreamWaitEvent(f->reduce, unit->filled, 0));
+    if (!defect("filled")) cudaCheck(cudaStreamWaitEvent(f->reduce, unit->filled, 0));
     timeline_begin(f->timeline, f->reduce, "reduce", unit->name);
     if (writes_into_shard(f)) {
         ++*contributions(f, u, use);
@@ -661,6 +671,8 @@ static void for_gradients(Fsdp *f, void (*function)(Fsdp *, const float *, size_
 static void sum_squares(Fsdp *f) {
     bool ordered = f->c.ordered;
     ncclComm_t comm = ordered ? f->world_comm : f->reduce_comm;
+    if (defect("swapped") && f->c.rank == 1)
+        ncclCheck(ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
     cudaCheck(cudaMemsetAsync(f->sums, 0, 3 * sizeof(double), f->reduce));
     if (ordered) {
         cudaCheck(cudaMemsetAsync(f->absmax, 0, sizeof(float), f->reduce));

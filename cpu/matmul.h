@@ -1,17 +1,18 @@
 // cpu/matmul.h: the products of a linear layer. Each is cut into tiles whose size depends on the
-// shape alone; a tile is summed in fp32 in the thread's workspace and then written out with bias,
-// GELU or the addition to the gradient, while it is in the cache. Operands are copied together
-// where that lets oneDNN take its faster kernel (2.6 has it for matrices without gaps between rows
-// only).
+// shape alone; a tile is summed in fp32 in the thread's workspace, over pieces short enough that
+// all three operands stay in the cache, and then written out with bias, GELU or the addition to the
+// gradient. Operands are copied together where there would be gaps between their rows: oneDNN 2.6
+// has its faster kernel for matrices without gaps only.
 #pragma once
 
 #include "gemm.h"
 #include "simd.h"
 
 enum { TILE_ROWS = 256, TILE_COLS = 512, WIDE_COLS = 1024, FORWARD_COLS = 128 };
-enum { INPUT_DEPTH = 512, WEIGHT_DEPTH = 2048 };  // longest piece of a sum, backward
+enum { DEPTH = 512 };          // of a piece of a sum, in the backward
+enum { WEIGHT_ROWS = 2048 };   // rows of dout that are kept transposed
 #define TILE_BYTES ((size_t)TILE_ROWS * WIDE_COLS * sizeof(float))
-#define PACK_BYTES ((size_t)TILE_ROWS * WEIGHT_DEPTH * sizeof(floatX))
+#define PACK_BYTES ((size_t)TILE_ROWS * WEIGHT_ROWS * sizeof(floatX))
 
 typedef struct {
     int row, col, rows, cols;  // place and size within the result
@@ -60,22 +61,73 @@ static inline void write_forward_tile(floatX *out, floatX *pre, const float *sum
     }
 }
 
+// Columns of a panel: a matrix up to WIDE_COLS wide is one, wider ones are cut into equal parts.
+static inline int panel_width(int cols) {
+    if (cols <= WIDE_COLS) return cols;
+    return (int)round_up((size_t)tiles_of(cols, tiles_of(cols, 768)), 16);
+}
+
+static size_t panels_bytes(int C) {
+    return (size_t)4 * C * C * sizeof(floatX);
+}
+
+// The (rows, cols) matrix w as panels of `width` columns without gaps, one after the other. What
+// is no wider than a panel stays where it is.
+static const floatX *in_panels(const floatX *w, int rows, int cols, int width) {
+    if (width == cols) return w;
+    Room room = room_shared();
+    floatX *panels = (floatX *)room_take(&room, (size_t)rows * cols * sizeof(floatX));
+#pragma omp parallel for schedule(static)
+    for (int r = 0; r < rows; r++)
+        for (int c = 0; c < cols; c += width) {
+            int n = cols - c < width ? cols - c : width;
+            memcpy(panels + (size_t)c * rows + (size_t)r * n, w + (size_t)r * cols + c,
+                   (size_t)n * sizeof(floatX));
+        }
+    return panels;
+}
+
+// `rows` rows of a, lda apart, `cols` elements of each, without gaps: in place or copied to pack.
+static inline const floatX *without_gaps(floatX *pack, const floatX *a, size_t lda, int rows,
+                                         int cols) {
+    if (lda == (size_t)cols) return a;
+    for (int r = 0; r < rows; r++)
+        memcpy(pack + (size_t)r * cols, a + r * lda, (size_t)cols * sizeof(floatX));
+    return pack;
+}
+
+// sum (tile) = inp (tile.rows, Cin) @ weight^T (Cin, tile.cols), the weight (Cout, Cin) in panels
+static void forward_tile(float *sum, floatX *pack, const floatX *inp, const floatX *panels,
+                         const Tile *t, int Cin, int Cout, int thread, Room room) {
+    const int width = panel_width(Cin);
+    for (int k = 0; k < Cin; k += width) {
+        int depth = Cin - k < width ? Cin - k : width;
+        const floatX *a = inp + (size_t)t->row * Cin + k;
+        a = without_gaps(pack, a, (size_t)Cin, t->rows, depth);
+        Product p = {t->rows, t->cols,       depth,         false,          true,
+                     k > 0,   (size_t)depth, (size_t)depth, (size_t)t->cols};
+        gemm_run(&p, thread, room, a, panels + (size_t)k * Cout + (size_t)t->col * depth, sum);
+    }
+}
+
 static void linear_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight,
                            const floatX *bias, int rows, int Cin, int Cout, bool gelu) {
-    int tiles = tiles_of(rows, TILE_ROWS) * tiles_of(Cout, FORWARD_COLS);
+    const bool deep = panel_width(Cin) != Cin;
+    const int tile_rows = deep ? even_tile_rows(rows) : TILE_ROWS;
+    const int tile_cols = !deep ? FORWARD_COLS : Cout <= WIDE_COLS ? Cout : TILE_COLS;
+    const int tiles = tiles_of(rows, tile_rows) * tiles_of(Cout, tile_cols);
+    const floatX *panels = in_panels(weight, Cout, Cin, panel_width(Cin));
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
         int thread = omp_get_thread_num();
         Room room = room_of_thread(thread);
         float *sum = (float *)room_take(&room, TILE_BYTES);
+        floatX *pack = (floatX *)room_take(&room, PACK_BYTES);
 #pragma omp for schedule(dynamic, 1)
         for (int i = 0; i < tiles; i++) {
-            Tile t = tile_at(i, rows, Cout, TILE_ROWS, FORWARD_COLS);
-            Product p = {t.rows, t.cols,      Cin,         false,         true,
-                         false,  (size_t)Cin, (size_t)Cin, (size_t)t.cols};
-            gemm_run(&p, thread, room, inp + (size_t)t.row * Cin, weight + (size_t)t.col * Cin,
-                     sum);
+            Tile t = tile_at(i, rows, Cout, tile_rows, tile_cols);
+            forward_tile(sum, pack, inp, panels, &t, Cin, Cout, thread, room);
             write_forward_tile(out, pre, sum, bias, &t, Cout, gelu);
         }
     }
@@ -112,22 +164,18 @@ static inline void write_dinp_tile(floatX *dinp, const floatX *pre, const float 
     }
 }
 
-// sum (tile) = dout (tile.rows, Cout) @ weight (Cout, tile.cols)
-static void dinp_tile(float *sum, floatX *pack, const floatX *dout, const floatX *weight,
-                      const Tile *t, int Cin, int Cout, int thread, Room room) {
-    for (int k = 0; k < Cout; k += INPUT_DEPTH) {
-        int depth = Cout - k < INPUT_DEPTH ? Cout - k : INPUT_DEPTH;
+// sum (tile) = dout (tile.rows, Cout) @ weight (Cout, tile.cols), the weight (Cout, Cin) in panels,
+// of which the tile's columns are one
+static void dinp_tile(float *sum, floatX *pack, const floatX *dout, const floatX *panels,
+                      const Tile *t, int Cout, int thread, Room room) {
+    const floatX *panel = panels + (size_t)t->col * Cout;
+    for (int k = 0; k < Cout; k += DEPTH) {
+        int depth = Cout - k < DEPTH ? Cout - k : DEPTH;
         const floatX *a = dout + (size_t)t->row * Cout + k;
-        Product p = {t->rows, t->cols,      depth,       false,          false,
-                     k > 0,   (size_t)Cout, (size_t)Cin, (size_t)t->cols};
-        if (sizeof(floatX) == 2 && t->cols == Cin) {
-            for (int r = 0; r < t->rows; r++)
-                memcpy(pack + (size_t)r * depth, a + (size_t)r * Cout,
-                       (size_t)depth * sizeof(floatX));
-            a = pack;
-            p.lda = (size_t)depth;
-        }
-        gemm_run(&p, thread, room, a, weight + (size_t)k * Cin + t->col, sum);
+        a = without_gaps(pack, a, (size_t)Cout, t->rows, depth);
+        Product p = {t->rows, t->cols,       depth,           false,          false,
+                     k > 0,   (size_t)depth, (size_t)t->cols, (size_t)t->cols};
+        gemm_run(&p, thread, room, a, panel + (size_t)k * t->cols, sum);
     }
 }
 
@@ -135,8 +183,9 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
                                   const floatX *pre, int rows, int Cin, int Cout,
                                   cudaStream_t stream) {
     (void)stream;
-    const int tile_rows = even_tile_rows(rows), tile_cols = Cin <= WIDE_COLS ? Cin : TILE_COLS;
-    int tiles = tiles_of(rows, tile_rows) * tiles_of(Cin, tile_cols);
+    const int tile_rows = even_tile_rows(rows), tile_cols = panel_width(Cin);
+    const int tiles = tiles_of(rows, tile_rows) * tiles_of(Cin, tile_cols);
+    const floatX *panels = in_panels(weight, Cout, Cin, tile_cols);
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
@@ -147,7 +196,7 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 #pragma omp for schedule(dynamic, 1)
         for (int i = 0; i < tiles; i++) {
             Tile t = tile_at(i, rows, Cin, tile_rows, tile_cols);
-            dinp_tile(sum, pack, dout, weight, &t, Cin, Cout, thread, room);
+            dinp_tile(sum, pack, dout, panels, &t, Cout, thread, room);
             write_dinp_tile(dinp, pre, sum, &t, Cin);
         }
     }
@@ -156,15 +205,11 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 // An 8 x 8 block, transposed by three rounds of interleaving rows i and i + 4.
 typedef uint16_t Lane16 __attribute__((may_alias));
 typedef uint32_t Lane32 __attribute__((may_alias));
-#if PRECISION_BF16
-typedef Lane16 Lane;
-#else
-typedef Lane32 Lane;
-#endif
-typedef Lane Lanes
-    __attribute__((vector_size(8 * sizeof(floatX)), aligned(sizeof(floatX)), may_alias));
 
-static inline void transpose_block(floatX *dst, size_t dst_ld, const floatX *src, size_t src_ld) {
+template <typename Lane, typename Element>
+static inline void transpose_block(Element *dst, size_t dst_ld, const Element *src, size_t src_ld) {
+    typedef Lane Lanes
+        __attribute__((vector_size(8 * sizeof(Lane)), aligned(sizeof(Lane)), may_alias));
     const Lanes low = {0, 8, 1, 9, 2, 10, 3, 11}, high = {4, 12, 5, 13, 6, 14, 7, 15};
     Lanes a[8], b[8];
     for (int i = 0; i < 8; i++) a[i] = *(const Lanes *)(src + i * src_ld);
@@ -178,6 +223,12 @@ static inline void transpose_block(floatX *dst, size_t dst_ld, const floatX *src
     for (int i = 0; i < 8; i++) *(Lanes *)(dst + i * dst_ld) = a[i];
 }
 
+#if PRECISION_BF16
+typedef Lane16 LaneX;
+#else
+typedef Lane32 LaneX;
+#endif
+
 // dst (cols, rows) = src (rows, cols) transposed; rows of src are ld apart
 static inline void transpose(floatX *dst, const floatX *src, size_t ld, int rows, int cols) {
     const int line = 64 / sizeof(floatX), whole_rows = rows & ~7;
@@ -185,7 +236,8 @@ static inline void transpose(floatX *dst, const floatX *src, size_t ld, int rows
         int end = cols - c0 < line ? cols : c0 + line, whole = c0 + ((end - c0) & ~7);
         for (int r = 0; r < whole_rows; r += 8)
             for (int c = c0; c < whole; c += 8)
-                transpose_block(dst + (size_t)c * rows + r, (size_t)rows, src + r * ld + c, ld);
+                transpose_block<LaneX>(dst + (size_t)c * rows + r, (size_t)rows, src + r * ld + c,
+                                       ld);
         for (int r = 0; r < rows; r++)
             for (int c = r < whole_rows ? whole : c0; c < end; c++)
                 dst[(size_t)c * rows + r] = src[r * ld + c];
@@ -217,49 +269,88 @@ static void column_sums(float *dbias, const floatX *dout, int rows, int C, bool 
     add_chunks(dbias, part, (size_t)C, chunks, C, accumulate);
 }
 
+static inline void add_row(float *d, const float *s, int n, bool accumulate) {
+    if (accumulate) {
+#pragma omp simd
+        for (int c = 0; c < n; c++) d[c] += s[c];
+    } else {
+#pragma omp simd
+        for (int c = 0; c < n; c++) d[c] = s[c];
+    }
+}
+
 static inline void add_tile(float *dweight, const float *sum, const Tile *t, int Cin,
                             bool accumulate) {
-    for (int r = 0; r < t->rows; r++) {
-        float *d = dweight + (size_t)(t->row + r) * Cin + t->col;
-        const float *s = sum + (size_t)r * t->cols;
-        if (accumulate) {
-#pragma omp simd
-            for (int c = 0; c < t->cols; c++) d[c] += s[c];
-        } else {
-#pragma omp simd
-            for (int c = 0; c < t->cols; c++) d[c] = s[c];
-        }
-    }
+    for (int r = 0; r < t->rows; r++)
+        add_row(dweight + (size_t)(t->row + r) * Cin + t->col, sum + (size_t)r * t->cols, t->cols,
+                accumulate);
 }
 
-// Rows t->row .. + t->rows of dweight, a tile of columns at a time. The piece of dout they need is
-// transposed into `pack` once where it fits.
-static void dweight_rows(float *dweight, float *sum, floatX *pack, const floatX *dout,
-                         const floatX *inp, Tile t, int rows, int Cin, int Cout, bool accumulate) {
-    const int thread = omp_get_thread_num(),
-              cols = Cin <= WIDE_COLS && sizeof(floatX) == 2 ? Cin : TILE_COLS;
+// The same for a tile of dweight^T: its rows are columns of dweight.
+static inline void add_transposed_tile(float *dweight, const float *sum, const Tile *t, int Cin,
+                                       bool accumulate) {
+    float block[8 * 8];
+    for (int c = 0; c < t->cols; c += 8)
+        for (int r = 0; r < t->rows; r += 8) {
+            const float *s = sum + (size_t)r * t->cols + c;
+            const int m = t->rows - r < 8 ? t->rows - r : 8, n = t->cols - c < 8 ? t->cols - c : 8;
+            if (m == 8 && n == 8)
+                transpose_block<Lane32>(block, 8, s, (size_t)t->cols);
+            else
+                for (int i = 0; i < m; i++)
+                    for (int k = 0; k < n; k++) block[k * 8 + i] = s[(size_t)i * t->cols + k];
+            for (int k = 0; k < n; k++)
+                add_row(dweight + (size_t)(t->col + c + k) * Cin + t->row + r, block + 8 * k, m,
+                        accumulate);
+        }
+}
+
+// dw (M, N) = or += left^T @ right with left (rows, M) and right (rows, N); transposed: dw is (N,
+// M) instead.
+typedef struct {
+    float *dw;
+    const floatX *left, *right;
+    int rows, M, N;
+    bool transposed, accumulate;
+} WeightGradient;
+
+// Rows t.row .. + t.rows of the result, a tile of columns at a time. The columns of `left` they
+// need are transposed into `pack` once where they fit.
+static void dweight_rows(const WeightGradient *g, float *sum, floatX *pack, Tile t) {
+    const int thread = omp_get_thread_num(), cols = g->N <= WIDE_COLS ? g->N : TILE_COLS;
     Room room = room_of_thread(thread);
     room.next = (char *)pack + PACK_BYTES;
-    for (t.col = 0; t.col < Cin; t.col += cols) {
-        t.cols = Cin - t.col < cols ? Cin - t.col : cols;
-        for (int k = 0; k < rows; k += WEIGHT_DEPTH) {
-            int depth = rows - k < WEIGHT_DEPTH ? rows - k : WEIGHT_DEPTH;
-            if (t.col == 0 || rows > WEIGHT_DEPTH)
-                transpose(pack, dout + (size_t)k * Cout + t.row, (size_t)Cout, depth, t.rows);
-            Product p = {t.rows, t.cols,        depth,       false,         false,
-                         k > 0,  (size_t)depth, (size_t)Cin, (size_t)t.cols};
-            gemm_run(&p, thread, room, pack, inp + (size_t)k * Cin + t.col, sum);
+    for (t.col = 0; t.col < g->N; t.col += cols) {
+        t.cols = g->N - t.col < cols ? g->N - t.col : cols;
+        for (int k = 0; k < g->rows; k += DEPTH) {
+            int depth = g->rows - k < DEPTH ? g->rows - k : DEPTH;
+            floatX *a = pack + (size_t)(k % WEIGHT_ROWS) * t.rows;
+            if (t.col == 0 || g->rows > WEIGHT_ROWS)
+                transpose(a, g->left + (size_t)k * g->M + t.row, (size_t)g->M, depth, t.rows);
+            Product p = {t.rows, t.cols,        depth,        false,         false,
+                         k > 0,  (size_t)depth, (size_t)g->N, (size_t)t.cols};
+            gemm_run(&p, thread, room, a, g->right + (size_t)k * g->N + t.col, sum);
         }
-        add_tile(dweight, sum, &t, Cin, accumulate);
+        if (g->transposed)
+            add_transposed_tile(g->dw, sum, &t, g->M, g->accumulate);
+        else
+            add_tile(g->dw, sum, &t, g->N, g->accumulate);
     }
 }
 
+// The narrower operand stays as it is and is read whole, the wider one is transposed by tiles.
 static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout,
                                    const floatX *inp, int rows, int Cin, int Cout, bool accumulate,
                                    cudaStream_t stream) {
     (void)stream;
     if (dbias) column_sums(dbias, dout, rows, Cout, accumulate);
-    const int tile_rows = even_tile_rows(Cout);
+    WeightGradient g = {dweight, dout, inp, rows, Cout, Cin, false, accumulate};
+    if (Cin > WIDE_COLS && Cin > Cout) {
+        g.left = inp, g.right = dout;
+        g.M = Cin, g.N = Cout;
+        g.transposed = true;
+    }
+    const int tile_rows = even_tile_rows(g.M);
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
@@ -267,9 +358,9 @@ static void matmul_backward_weight(float *dweight, float *dbias, const floatX *d
         float *sum = (float *)room_take(&room, TILE_BYTES);
         floatX *pack = (floatX *)room_take(&room, PACK_BYTES);
 #pragma omp for schedule(dynamic, 1)
-        for (int row = 0; row < Cout; row += tile_rows) {
-            Tile t = {row, 0, Cout - row < tile_rows ? Cout - row : tile_rows, 0};
-            dweight_rows(dweight, sum, pack, dout, inp, t, rows, Cin, Cout, accumulate);
+        for (int row = 0; row < g.M; row += tile_rows) {
+            Tile t = {row, 0, g.M - row < tile_rows ? g.M - row : tile_rows, 0};
+            dweight_rows(&g, sum, pack, t);
         }
     }
 }

@@ -18,7 +18,8 @@ static size_t shared_part_bytes(const OpsDims *d) {
     size_t widest = (size_t)d->C * 4;  // columns of dbias; layernorm's two parts are narrower
     size_t sums = ROW_CHUNKS * round_up(widest * sizeof(float), 64);
     size_t orders = 2 * round_up((size_t)d->B * d->T * sizeof(int), 64);
-    return sums > orders ? sums : orders;
+    size_t panels = panels_bytes(d->C), most = sums > orders ? sums : orders;
+    return most > panels ? most : panels;
 }
 
 static size_t thread_part_bytes(const OpsDims *d) {

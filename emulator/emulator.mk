@@ -92,6 +92,7 @@ define emu_test
 $$(O)/emu/$(1)/test_$(2): $$(O)/emu/$(1)/emulator/test_$(2).o $$(O)/libemu_$(1).a
 	$$(CXX) $$(EMU_LDFLAGS_$(1)) $$^ -lcmocka $$(EMU_LDLIBS) -o $$@
 test-emulator: test-emulator-$(1)-$(2)
+build-emulator-tests: $$(O)/emu/$(1)/test_$(2)
 test-emulator-$(1)-$(2): $$(O)/emu/$(1)/test_$(2)
 	./$$<
 .PHONY: test-emulator-$(1)-$(2)
@@ -101,7 +102,7 @@ $(foreach v,$(EMU_VARIANTS),$(foreach t,$(EMU_TESTS),$(eval $(call emu_test,$(v)
 test-emulator: test-emulator-scripts
 test-emulator-scripts:
 	python3 emulator/test_scripts.py
-.PHONY: test-emulator test-emulator-scripts
+.PHONY: test-emulator test-emulator-scripts build-emulator-tests
 .SECONDARY:
 
 -include $(shell find $(O)/emu -name '*.d' 2>/dev/null)

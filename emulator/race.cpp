@@ -22,6 +22,7 @@ const RaceDetector *const race_detector = nullptr;
 
 }  // namespace emu
 
+#include <algorithm>
 #include <map>
 #include <set>
 #include <sys/mman.h>
@@ -65,6 +66,23 @@ class Shadow {
             c = {chunk, cells.data()};
         }
         return c.cells + (size_t)p % CHUNK / GRANULE;
+    }
+    // Forgets a range; chunks that lie in it whole are given back.
+    void forget(const void *p, size_t bytes) {
+        size_t begin = (size_t)p, end = begin + bytes;
+        auto c = chunks.lower_bound(begin / CHUNK);
+        while (c != chunks.end() && c->first * CHUNK < end) {
+            size_t first = std::max(begin, c->first * CHUNK),
+                   last = std::min(end, (c->first + 1) * CHUNK);
+            if (last - first < CHUNK) {
+                for (size_t i = first; i < last; i += GRANULE)
+                    c->second[i % CHUNK / GRANULE] = Cell{};
+                ++c;
+                continue;
+            }
+            cache[c->first % CACHED] = {};
+            c = chunks.erase(c);
+        }
     }
 };
 
@@ -324,7 +342,7 @@ void range(const void *p, size_t bytes, bool write) {
                 [](const char *c) { return global.at(c); });
 }
 void forget(const void *p, size_t bytes) {
-    for (size_t i = 0; i < bytes; i += GRANULE) *global.at((const char *)p + i) = Cell{};
+    global.forget(p, bytes);
 }
 
 const RaceDetector detector = {block_begin, barrier_passed, warp_synced, grid_end,

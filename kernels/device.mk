@@ -16,7 +16,7 @@ $(call need,nccl.h,NVIDIA's libnccl-dev)
 comma = ,
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter$(comma)-fopenmp \
              $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I. $(EXTRA_FLAGS)
-CUDA_LIBS = -L$(CUDA)/lib64 -lcublasLt -lnccl $(MPI_LIBS) -lpthread
+CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lnccl $(MPI_LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
 
 $(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
@@ -25,11 +25,23 @@ $(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
 $(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) $(MPI_FLAGS) -c $< -o $@
 
-$(O)/gpt_fp32.o: gpt.cu $(CUDA_HEADERS) | $(O)
-	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=0 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_fp32 -c $< -o $@
 
-$(O)/gpt_bf16.o: gpt.cu $(CUDA_HEADERS) | $(O)
-	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=1 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_bf16 -c $< -o $@
+
+# What ptxas says about the kernels is kept.
+PRECISION_fp32 = 0
+PRECISION_bf16 = 1
+$(O)/gpt_%.o: gpt.cu $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -DPRECISION_BF16=$(PRECISION_$*) -DGPT_LEVEL=cuda -DGPT_CODE=gpt_$* -c $< -o $@ \
+	    2> $(O)/gpt_$*.ptxas || { cat $(O)/gpt_$*.ptxas; rm -f $@; exit 1; }
+
+# ---- registers, spills, shared memory and stack of each kernel ----------------------------------------------------
+PTXAS_LOGS = $(O)/gpt_fp32.ptxas $(O)/gpt_bf16.ptxas
+.PHONY: resources check-resources
+resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
+	python3 dev/kernel_resources.py $(PTXAS_LOGS) > kernels/resources.txt
+
+check-resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
+	@python3 dev/kernel_resources.py --check kernels/resources.txt $(PTXAS_LOGS)
 
 $(O):
 	@mkdir -p $@

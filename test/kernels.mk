@@ -1,9 +1,6 @@
 # test/kernels.mk: every kernel against the CPU op, in the emulator: `make test-kernels`, each dtype in the plain, asan
 # and race builds. On a GPU the same source is built by dev/gpu_check.sh. One alone:
 #   make build/test/emu/race/test_kernels_bf16 && build/test/emu/race/test_kernels_bf16
-ifndef EMU_VARIANTS
-include emulator/emulator.mk
-endif
 # Orders of device threads, with their seeds, that each build runs under.
 KERNEL_RUNS_plain := ascending:1 descending:1 random:2 sticky:3
 KERNEL_RUNS_asan := sticky:1
@@ -30,9 +27,10 @@ $(foreach v,$(EMU_VARIANTS),$(foreach d,fp32 bf16,$(eval $(call kernel_test,$(v)
 
 define kernel_run
 test-kernels: test-kernels-$(1)
+build-kernel-tests: $$(foreach d,fp32 bf16,$$(O)/emu/$(1)/test_kernels_$$(d))
 test-kernels-$(1): $$(foreach d,fp32 bf16,$$(O)/emu/$(1)/test_kernels_$$(d))
 	@set -e; for t in $$^; do for r in $$(KERNEL_RUNS_$(1)); do echo "== $$$$t, threads $$$$r"; \
 	EMU_ORDER=$$$${r%:*} EMU_SEED=$$$${r#*:} $$$$t; done; done
-.PHONY: test-kernels test-kernels-$(1)
+.PHONY: test-kernels build-kernel-tests test-kernels-$(1)
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call kernel_run,$(v))))

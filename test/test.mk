@@ -6,18 +6,36 @@ TEST_FLAGS = $(CPU_FLAGS) -DFSDP_POISON
 TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h) test/death.h
 TEST_PACKAGES = g++ make libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
-OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
-TESTS = $(T)/test_lib $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity $(T)/test_program
+OPS_TESTS = $(T)/test_lib $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity \
+        $(T)/test_program $(if $(EMULATOR_HERE),$(T)/test_emulated)
+EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
+FUZZ_SEEDS ?= 20
 
-.PHONY: test test-install test-run
-# In two steps, so that what the first installs is found by the second.
+.PHONY: test test-build test-run emulate-fuzz
+# In steps, so that what the first installs is found by the second; builds side by side, tests one by one, as many of
+# them run several ranks.
 test:
 	@scripts/install.sh $(TEST_PACKAGES)
+	@$(MAKE) --no-print-directory DEVICE=cpu -j$$(nproc) test-build
 	@$(MAKE) --no-print-directory DEVICE=cpu test-run
 
-test-run: train_gpt $(TESTS)
+test-build: train_gpt $(TESTS) $(if $(EMULATOR_HERE),$(EMULATED) build-emulator-tests build-kernel-tests)
+
+test-run:
 	@failed=0; for t in $(TESTS); do echo "== $$t"; $$t || failed=$$((failed + 1)); done; \
 	echo "$(words $(TESTS)) test programs, $$failed failed"; test $$failed = 0
+ifdef EMULATOR_HERE
+	@$(MAKE) --no-print-directory -j$$(nproc) -Otarget DEVICE=cpu test-emulator test-kernels
+else
+	@echo "skipped: the emulator's and the kernels' tests, which need the CUDA toolkit's headers in $(CUDA_HOME)/include"
+endif
+
+# Many schedules and orders of device threads, for an idle machine.
+emulate-fuzz: $(EMULATED) $(O)/train_gpt
+	@for seed in $$(seq $(FUZZ_SEEDS)); do for schedule in random priority; do \
+	echo "== seed $$seed, schedule $$schedule"; EMU_SEED=$$seed EMU_SCHEDULE=$$schedule $(O)/emu/plain/train_gpt --ranks 2 \
+	--config test/reference/tiny/options.cfg --steps 2 --json | grep -o '"loss":[^,]*' | tee $(O)/fuzz.$$seed.$$schedule \
+	|| exit 1; cmp $(O)/fuzz.$$seed.$$schedule $(O)/fuzz.1.random || exit 1; done; done
 
 $(T):
 	@mkdir -p $@
@@ -37,6 +55,7 @@ $(T)/test_ops_bf16_%: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
 $(T)/test_nccl: $(O)/nccl.o
 $(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
 $(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
+$(T)/test_emulated: CPU_FLAGS += -DEMULATED='"$(O)/emu"'
 $(T)/test_fsdp $(T)/test_parity: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o
 $(T)/%: test/%.cpp $(TEST_DEPENDS) | $(T)
 	$(CXX) $(TEST_FLAGS) $< $(filter %.o,$^) -o $@ $(CPU_LIBS) -lcmocka
