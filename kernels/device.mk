@@ -27,9 +27,9 @@ $(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)
 
 
 
+include test/cpu_reference.mk
+
 # What ptxas says about the kernels is kept.
-PRECISION_fp32 = 0
-PRECISION_bf16 = 1
 $(O)/gpt_%.o: gpt.cu $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -DPRECISION_BF16=$(PRECISION_$*) -DGPT_LEVEL=cuda -DGPT_CODE=gpt_$* -c $< -o $@ \
 	    2> $(O)/gpt_$*.ptxas || { cat $(O)/gpt_$*.ptxas; rm -f $@; exit 1; }
@@ -42,6 +42,16 @@ resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
 
 check-resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
 	@python3 dev/kernel_resources.py --check kernels/resources.txt $(PTXAS_LOGS)
+
+# ---- for dev/gpu_check.sh: tests and times of the kernels on a GPU -------------------------------------------------
+$(O)/test_kernels_%.o: test/test_kernels.cu test/cpu_reference.h $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=$(PRECISION_$*) -c $< -o $@
+
+$(O)/test_kernels_%: $(O)/test_kernels_%.o $(O)/cpu_reference_%.o
+	$(NVCC) -Xcompiler -fopenmp $^ -o $@ -L$(CUDA)/lib64 -lcublasLt -lcmocka $(CPU_REFERENCE_LIBS)
+
+$(O)/bench_kernels_%: dev/bench_kernels.cu $(CUDA_HEADERS) | $(O)
+	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=$(PRECISION_$*) $< -o $@ -L$(CUDA)/lib64 -lcublasLt
 
 $(O):
 	@mkdir -p $@

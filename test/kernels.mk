@@ -1,27 +1,16 @@
 # test/kernels.mk: every kernel against the CPU op, in the emulator: `make test-kernels`, each dtype in the plain, asan
 # and race builds. On a GPU the same source is built by dev/gpu_check.sh. One alone:
-#   make build/test/emu/race/test_kernels_bf16 && build/test/emu/race/test_kernels_bf16
+#   make test-kernels-race, or a program of it: build/cpu/emu/race/test_kernels_bf16
 # Orders of device threads, with their seeds, that each build runs under.
 KERNEL_RUNS_plain := ascending:1 descending:1 random:2 sticky:3
 KERNEL_RUNS_asan := sticky:1
 KERNEL_RUNS_race := sticky:1 random:2
-BF16_fp32 := 0
-BF16_bf16 := 1
-
-define kernel_reference
-$$(O)/emu/cpu_reference_$(1).o: test/cpu_reference.cpp test/cpu_reference.h $$(wildcard *.h cpu/*.h lib/*.h)
-	@mkdir -p $$(@D)
-	$$(CXX) -std=c++17 -O3 -g -fno-math-errno -fno-trapping-math -fopenmp -Wall -Wextra -Werror -DDEVICE_CPU \
-	    -DUSE_ONEDNN -DPRECISION_BF16=$$(BF16_$(1)) -I. -c $$< -o $$@
-endef
-$(foreach d,fp32 bf16,$(eval $(call kernel_reference,$(d))))
-
 # $(1) variant, $(2) dtype
 define kernel_test
 $$(O)/emu/$(1)/test_kernels_$(2).o: $$(O)/emu/src/test/test_kernels.cu | $$(EMU_MIRROR)
-	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) -DSEEDED_DEFECTS -DPRECISION_BF16=$$(BF16_$(2)))
-$$(O)/emu/$(1)/test_kernels_$(2): $$(O)/emu/$(1)/test_kernels_$(2).o $$(O)/emu/cpu_reference_$(2).o $$(O)/libemu_$(1).a
-	$$(CXX) -fopenmp $$(EMU_LDFLAGS_$(1)) $$^ -lcmocka -ldnnl $$(EMU_LDLIBS) -o $$@
+	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) -DSEEDED_DEFECTS -DPRECISION_BF16=$$(PRECISION_$(2)))
+$$(O)/emu/$(1)/test_kernels_$(2): $$(O)/emu/$(1)/test_kernels_$(2).o $$(O)/cpu_reference_$(2).o $$(O)/libemu_$(1).a
+	$$(CXX) -fopenmp $$(EMU_LDFLAGS_$(1)) $$^ -lcmocka $$(CPU_REFERENCE_LIBS) $$(EMU_LDLIBS) -o $$@
 endef
 $(foreach v,$(EMU_VARIANTS),$(foreach d,fp32 bf16,$(eval $(call kernel_test,$(v),$(d)))))
 
