@@ -1,17 +1,20 @@
-// fsdp.h: parameters, gradients and AdamW states sharded across ranks; whole layers only for a moment.
+// fsdp.h: parameters, gradients and AdamW states sharded across ranks; whole layers only for a
+// moment.
 //
-// A unit is a set of tensors that travel together: laid end to end in one flat array, padded, and cut into
-// K equal slices, one for each rank of a shard group. A rank keeps the slices of its number, in fp32.
+// A unit is a set of tensors that travel together: laid end to end in one flat array, padded, and
+// cut into K equal slices, one for each rank of a shard group. A rank keeps the slices of its
+// number, in fp32.
 //
-//   gather(u)    casts the own slice into its place in a slot and all-gathers the unit there, in place
-//   wait(u)      lets the compute stream wait for that; returns the whole unit
-//   release(u)   the compute stream has no more use for it
-//   reduce(u)    reduce-scatters the unit's gradient in place and adds the own slice to the gradient shard
+//   gather(u)    casts the own slice into its place in a slot and all-gathers the unit there, in
+//   place wait(u)      lets the compute stream wait for that; returns the whole unit release(u) the
+//   compute stream has no more use for it reduce(u)    reduce-scatters the unit's gradient in place
+//   and adds the own slice to the gradient shard
 //
-// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K, .resident, .local).
-// With --reduce ordered every gradient is added in the order of the global micro-batches, so that results
-// do not depend on the number of ranks: micro-batch m of a step is computed by rank m % world.
-// This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
+// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K, .resident,
+// .local). With --reduce ordered every gradient is added in the order of the global micro-batches,
+// so that results do not depend on the number of ranks: micro-batch m of a step is computed by rank
+// m % world. This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al.
+// 2023 (FSDP).
 #pragma once
 
 #include "config.h"
@@ -21,18 +24,21 @@
 #include <math.h>
 #include <time.h>
 
-#define cudaCheck(call)                                                                              \
-    do {                                                                                             \
-        cudaError_t e_ = (call);                                                                     \
-        if (e_ != cudaSuccess) die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_)); \
+#define cudaCheck(call)                                                                            \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess)                                                                     \
+            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_));               \
     } while (0)
-#define ncclCheck(call)                                                                              \
-    do {                                                                                             \
-        ncclResult_t e_ = (call);                                                                    \
-        if (e_ != ncclSuccess) die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_)); \
+#define ncclCheck(call)                                                                            \
+    do {                                                                                           \
+        ncclResult_t e_ = (call);                                                                  \
+        if (e_ != ncclSuccess)                                                                     \
+            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_));               \
     } while (0)
 
-// Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait, or swaps two collectives.
+// Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait, or swaps two
+// collectives.
 #ifdef EMULATOR
 static bool defect(const char *name) {
     const char *wanted = getenv("FSDP_DEFECT");
@@ -56,12 +62,12 @@ typedef struct {
 typedef struct {
     char name[24];
     int first_tensor, tensors;
-    int uses;         // gradient contributions in a micro-batch: 2 for tied weights
-    bool own_slot;    // does not take part in the rotation of slots
-    size_t elements;  // padded to K slices
-    size_t slice;     // elements / K
-    size_t at;        // of the own slice in the rank's flat arrays
-    size_t whole_at;  // of the unit in Fsdp.whole_grads
+    int uses;                    // gradient contributions in a micro-batch: 2 for tied weights
+    bool own_slot;               // does not take part in the rotation of slots
+    size_t elements;             // padded to K slices
+    size_t slice;                // elements / K
+    size_t at;                   // of the own slice in the rank's flat arrays
+    size_t whole_at;             // of the unit in Fsdp.whole_grads
     int gather_slot, grad_slot;  // its own slot, or -1: one of the rotating slots
     long version;                // optimizer updates so far
     int contributions[2];        // to the gradient shard and the second shard, in this step
@@ -94,23 +100,23 @@ typedef struct {
     uint64_t parameters;  // of the model
     size_t shard;         // elements of the rank's slices together
 
-    float *p;      // (shard): parameters
-    void *g;       // (shard): gradients, fp32 or bf16
-    void *m, *v;   // (shard): AdamW moments
-    float *g_second;      // (slice of the tied unit): its second use, summed separately (ordered)
-    float *g_view;        // (largest slice): a unit's bf16 gradients as fp32
-    float *whole_grads;   // (all elements): gradients of the micro-steps so far (local)
-    bf16 *bf16_grads;     // (largest unit): what travels with bf16_reduce
-    float *exchange;      // (world, exchange_part): pieces of the own slice from every rank (ordered)
+    float *p;            // (shard): parameters
+    void *g;             // (shard): gradients, fp32 or bf16
+    void *m, *v;         // (shard): AdamW moments
+    float *g_second;     // (slice of the tied unit): its second use, summed separately (ordered)
+    float *g_view;       // (largest slice): a unit's bf16 gradients as fp32
+    float *whole_grads;  // (all elements): gradients of the micro-steps so far (local)
+    bf16 *bf16_grads;    // (largest unit): what travels with bf16_reduce
+    float *exchange;  // (world, exchange_part): pieces of the own slice from every rank (ordered)
     bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce
     size_t exchange_part;
     double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
     float *absmax;
 
     FsdpSlot gather_slots[FSDP_MAX_SLOTS], grad_slots[FSDP_MAX_SLOTS];
-    int ngather, ngrad;            // slots in all
+    int ngather, ngrad;                  // slots in all
     int rotating_gather, rotating_grad;  // the first of them rotate
-    const int *visits;             // units in the order in which a micro-step waits for them
+    const int *visits;                   // units in the order in which a micro-step waits for them
     int nvisits, cursor;
     bool again;  // after the last visit the first comes again, with the same parameters
     int micro_step;
@@ -122,10 +128,12 @@ typedef struct {
     Timeline *timeline;
 } Fsdp;
 
-// ---- declaring units, before fsdp_plan ---------------------------------------------------------------------
+// ---- declaring units, before fsdp_plan
+// ---------------------------------------------------------------------
 
 static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
-    if (f->nunits == FSDP_MAX_UNITS) die("units: expected at most %d; choose larger units (--unit)", FSDP_MAX_UNITS);
+    if (f->nunits == FSDP_MAX_UNITS)
+        die("units: expected at most %d; choose larger units (--unit)", FSDP_MAX_UNITS);
     FsdpUnit *u = &f->units[f->nunits];
     *u = (FsdpUnit){};
     snprintf(u->name, sizeof u->name, "%s", name);
@@ -136,10 +144,12 @@ static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
 }
 
 // Appends a tensor to the last unit. first: index of its element 0 among the model's parameters.
-static void fsdp_add_tensor(Fsdp *f, const char *name, size_t elements, uint64_t first, bool decays) {
+static void fsdp_add_tensor(Fsdp *f, const char *name, size_t elements, uint64_t first,
+                            bool decays) {
     if (f->ntensors == f->tensors_room) {
         f->tensors_room = f->tensors_room ? 2 * f->tensors_room : 64;
-        f->tensors = (FsdpTensor *)realloc(f->tensors, sizeof(FsdpTensor) * (size_t)f->tensors_room);
+        f->tensors =
+            (FsdpTensor *)realloc(f->tensors, sizeof(FsdpTensor) * (size_t)f->tensors_room);
         if (!f->tensors) die("out of memory for the table of %d tensors", f->tensors_room);
     }
     FsdpUnit *u = &f->units[f->nunits - 1];
@@ -170,7 +180,8 @@ static FsdpPiece fsdp_piece(const Fsdp *f, const FsdpUnit *u, const FsdpTensor *
     return (FsdpPiece){begin - t->offset, u->at + begin - slice_begin, end - begin};
 }
 
-// ---- the plan: sizes of everything, before anything is allocated ----------------------------------------------
+// ---- the plan: sizes of everything, before anything is allocated
+// ----------------------------------------------
 
 static size_t moment_bytes(MomentType t) {
     return t == MOMENTS_FP64 ? 8 : t == MOMENTS_BF16 ? 2 : 4;
@@ -190,8 +201,10 @@ static int plan_slot(FsdpSlot *slots, int *n, size_t bytes) {
     return (*n)++;
 }
 
-// Rotating slots first, each as large as the largest unit that uses them, then the units' own slots.
-static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own_for_all, bool gather, int wanted) {
+// Rotating slots first, each as large as the largest unit that uses them, then the units' own
+// slots.
+static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own_for_all,
+                       bool gather, int wanted) {
     size_t element = gather ? sizeof(floatX) : sizeof(float), largest = 0;
     int sharing = 0;
     for (int u = 0; u < f->nunits; u++) {
@@ -203,7 +216,8 @@ static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own
     for (int i = 0; i < *rotating; i++) plan_slot(slots, n, largest * element);
     for (int u = 0; u < f->nunits; u++) {
         FsdpUnit *unit = &f->units[u];
-        int own = unit->own_slot || own_for_all ? plan_slot(slots, n, unit->elements * element) : -1;
+        int own =
+            unit->own_slot || own_for_all ? plan_slot(slots, n, unit->elements * element) : -1;
         *(gather ? &unit->gather_slot : &unit->grad_slot) = own;
     }
 }
@@ -225,9 +239,11 @@ static void plan_units(Fsdp *f, size_t *whole, size_t *largest, size_t *second) 
 
 static void plan_slot_buffers(Fsdp *f, Buffers *b) {
     for (int i = 0; i < f->ngather; i++)
-        buffers_add(b, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes, "gather slot %d", i);
+        buffers_add(b, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes,
+                    "gather slot %d", i);
     for (int i = 0; i < f->ngrad; i++)
-        buffers_add(b, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes, "gradient slot %d", i);
+        buffers_add(b, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes,
+                    "gradient slot %d", i);
 }
 
 // Fixes the layout and adds every buffer to the table.
@@ -238,36 +254,47 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     f->replica = c->rank / c->K;
     f->replicas = c->world / c->K;
     f->alias_params = c->K == 1 && sizeof(floatX) == sizeof(float);
-    f->direct_grads = c->K == 1 && !c->bf16_reduce && !c->bf16_grads && (f->replicas == 1 || !c->ordered);
+    f->direct_grads =
+        c->K == 1 && !c->bf16_reduce && !c->bf16_grads && (f->replicas == 1 || !c->ordered);
     c->local = c->local && c->K > 1 && c->micro_steps > 1;
     size_t whole = 0, largest = 0, second = 0;
     plan_units(f, &whole, &largest, &second);
     buffers_add(b, "state", &f->p, f->shard * sizeof(float), "parameters fp32");
-    buffers_add(b, "state", &f->g, f->shard * grad_bytes(f), "gradients %s", c->bf16_grads ? "bf16" : "fp32");
+    buffers_add(b, "state", &f->g, f->shard * grad_bytes(f), "gradients %s",
+                c->bf16_grads ? "bf16" : "fp32");
     buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
     buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
     if (!f->alias_params)
-        plan_slots(f, f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true, c->gather_slots);
+        plan_slots(f, f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
+                   c->gather_slots);
     if (!f->direct_grads || c->micro_steps > 1)
         plan_slots(f, f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
     plan_slot_buffers(f, b);
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
-    if (c->local) buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
+    if (c->local)
+        buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
     size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
-    if (c->bf16_grads) buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float), "gradient shard as fp32");
-    if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
+    if (c->bf16_grads)
+        buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float),
+                    "gradient shard as fp32");
+    if (c->bf16_reduce)
+        buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
     if (c->ordered && c->world > 1) {
         size_t part = ((size_t)4 << 20) / (size_t)c->world;
-        f->exchange_part = largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
+        f->exchange_part = largest_slice < part ? largest_slice
+                                                : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
         size_t n = f->exchange_part * (size_t)c->world;
         buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
-        if (c->bf16_reduce) buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
+        if (c->bf16_reduce)
+            buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16),
+                        "ordered exchange bf16");
     }
     buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
 }
 
-// ---- start and end ------------------------------------------------------------------------------------------
+// ---- start and end
+// ------------------------------------------------------------------------------------------
 
 // Recorded at once: the first wait for it finds nothing to wait for.
 static void create_event(Fsdp *f, cudaEvent_t *e) {
@@ -282,7 +309,8 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
     cudaCheck(cudaStreamCreateWithFlags(&f->gather, cudaStreamNonBlocking));
     cudaCheck(cudaStreamCreateWithFlags(&f->reduce, cudaStreamNonBlocking));
     create_event(f, &f->step_done);
-    for (int i = 0; i < f->nunits; i++) create_event(f, &f->units[i].updated), create_event(f, &f->units[i].filled);
+    for (int i = 0; i < f->nunits; i++)
+        create_event(f, &f->units[i].updated), create_event(f, &f->units[i].filled);
     for (int i = 0; i < f->ngather + f->ngrad; i++) {
         FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
         create_event(f, &s->ready), create_event(f, &s->freed);
@@ -313,7 +341,8 @@ static void fsdp_finish(Fsdp *f) {
     free(f->tensors);
 }
 
-// ---- counters -----------------------------------------------------------------------------------------------
+// ---- counters
+// -----------------------------------------------------------------------------------------------
 
 static double host_ms(void) {
     struct timespec t;
@@ -322,16 +351,17 @@ static double host_ms(void) {
 }
 
 // Runs a collective and counts the bytes that this rank receives in it.
-#define counted(f, counter, bytes, call)              \
-    do {                                              \
-        double began_ = host_ms();                    \
-        ncclCheck(call);                              \
-        (f)->counters.wait_ms += host_ms() - began_;  \
-        (f)->counters.counter += (double)(bytes);     \
-        (f)->counters.collectives++;                  \
+#define counted(f, counter, bytes, call)                                                           \
+    do {                                                                                           \
+        double began_ = host_ms();                                                                 \
+        ncclCheck(call);                                                                           \
+        (f)->counters.wait_ms += host_ms() - began_;                                               \
+        (f)->counters.counter += (double)(bytes);                                                  \
+        (f)->counters.collectives++;                                                               \
     } while (0)
 
-// ---- gather, wait, release ----------------------------------------------------------------------------------
+// ---- gather, wait, release
+// ----------------------------------------------------------------------------------
 
 #define NEVER (1 << 30)
 
@@ -369,8 +399,8 @@ static FsdpSlot *gathered(Fsdp *f, int u) {
     return NULL;
 }
 
-// The slot that unit u is gathered into: its own, or the rotating one whose unit is needed last, if that is
-// later than `before` visits from now.
+// The slot that unit u is gathered into: its own, or the rotating one whose unit is needed last, if
+// that is later than `before` visits from now.
 static FsdpSlot *slot_for(Fsdp *f, int u, int before) {
     if (f->units[u].gather_slot >= 0) return &f->gather_slots[f->units[u].gather_slot];
     FsdpSlot *best = NULL;
@@ -388,7 +418,8 @@ static FsdpSlot *slot_for(Fsdp *f, int u, int before) {
 static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     FsdpUnit *unit = &f->units[u];
     if (s->state == SLOT_IN_USE)
-        die("gather of unit %s: its slot holds %s, which is still in use", unit->name, f->units[s->unit].name);
+        die("gather of unit %s: its slot holds %s, which is still in use", unit->name,
+            f->units[s->unit].name);
     if (!defect("slot freed")) cudaCheck(cudaStreamWaitEvent(f->gather, s->freed, 0));
     if (!defect("updated")) cudaCheck(cudaStreamWaitEvent(f->gather, unit->updated, 0));
     timeline_begin(f->timeline, f->gather, "gather", unit->name);
@@ -404,7 +435,8 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     s->state = SLOT_READY;
 }
 
-// Gathers ahead: the next c.prefetch units that rotate, and those with slots of their own in between.
+// Gathers ahead: the next c.prefetch units that rotate, and those with slots of their own in
+// between.
 static void prefetch(Fsdp *f) {
     if (f->alias_params) return;
     int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
@@ -427,7 +459,8 @@ static void fsdp_schedule(Fsdp *f, const int *visits, int nvisits, bool again) {
     prefetch(f);
 }
 
-// The whole unit (elements, floatX), for the compute stream. Units are waited for in the order of the schedule.
+// The whole unit (elements, floatX), for the compute stream. Units are waited for in the order of
+// the schedule.
 static floatX *fsdp_wait(Fsdp *f, int u) {
     FsdpUnit *unit = &f->units[u];
     if (f->cursor >= f->nvisits || f->visits[f->cursor] != u)
@@ -441,10 +474,12 @@ static floatX *fsdp_wait(Fsdp *f, int u) {
     FsdpSlot *s = gathered(f, u);
     if (!s) {
         s = slot_for(f, u, 0);
-        if (!s) die("wait for unit %s: all %d gather slots are in use", unit->name, f->rotating_gather);
+        if (!s)
+            die("wait for unit %s: all %d gather slots are in use", unit->name, f->rotating_gather);
         gather_into(f, s, u);
     }
-    if (s->state != SLOT_READY) die("wait for unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
+    if (s->state != SLOT_READY)
+        die("wait for unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
     if (!defect("gathered")) cudaCheck(cudaStreamWaitEvent(f->compute, s->ready, 0));
     s->state = SLOT_IN_USE;
     f->cursor++;
@@ -456,7 +491,8 @@ static void fsdp_release(Fsdp *f, int u) {
     if (f->alias_params) return;
     FsdpSlot *s = gathered(f, u);
     if (!s || s->state != SLOT_IN_USE)
-        die("release of unit %s: its slot is %s", f->units[u].name, s ? slot_state_names[s->state] : "not gathered");
+        die("release of unit %s: its slot is %s", f->units[u].name,
+            s ? slot_state_names[s->state] : "not gathered");
     bool keep = worth_keeping(f, u);
     s->state = keep ? SLOT_READY : SLOT_FREE;
 #ifdef FSDP_POISON
@@ -465,9 +501,11 @@ static void fsdp_release(Fsdp *f, int u) {
     cudaCheck(cudaEventRecord(s->freed, f->compute));
 }
 
-// ---- gradients ------------------------------------------------------------------------------------------------
+// ---- gradients
+// ------------------------------------------------------------------------------------------------
 
-// ---- the gradient shard: fp32, or bf16 seen through g_view (reduce stream) -------------------------------------
+// ---- the gradient shard: fp32, or bf16 seen through g_view (reduce stream)
+// -------------------------------------
 
 // A unit's slice of the gradient as fp32.
 static float *grads_open(Fsdp *f, const FsdpUnit *u) {
@@ -480,10 +518,10 @@ static void grads_close(Fsdp *f, const FsdpUnit *u) {
     if (f->c.bf16_grads) cast_to_bf16((bf16 *)f->g + u->at, f->g_view, u->slice, f->reduce);
 }
 
-// Adds nparts contributions of n elements, one after the other, to elements `at`.. of the slice. A bf16 shard is
-// rounded after each, so that the result does not depend on how many come at a time.
-static void grads_add(Fsdp *f, const FsdpUnit *u, int use, size_t at, const float *parts, int nparts, size_t n,
-                      bool accumulate) {
+// Adds nparts contributions of n elements, one after the other, to elements `at`.. of the slice. A
+// bf16 shard is rounded after each, so that the result does not depend on how many come at a time.
+static void grads_add(Fsdp *f, const FsdpUnit *u, int use, size_t at, const float *parts,
+                      int nparts, size_t n, bool accumulate) {
     bool second = use == 1 && f->g_second;
     if (second || !f->c.bf16_grads) {
         float *shard = second ? f->g_second : (float *)f->g + u->at;
@@ -513,7 +551,8 @@ static FsdpSlot *grad_slot(Fsdp *f, int u, SlotState wanted) {
         FsdpSlot *s = &f->grad_slots[(u + i) % f->rotating_grad];
         if (s->state == wanted && (wanted == SLOT_FREE || s->unit == u)) return s;
     }
-    die("gradient of unit %s: no slot of %d is %s", f->units[u].name, f->rotating_grad, slot_state_names[wanted]);
+    die("gradient of unit %s: no slot of %d is %s", f->units[u].name, f->rotating_grad,
+        slot_state_names[wanted]);
 }
 
 // Padding between and behind tensors must not carry another unit's gradient into the shard.
@@ -521,12 +560,13 @@ static void clear_gaps(Fsdp *f, const FsdpUnit *u, float *whole) {
     for (int i = 0; i < u->tensors; i++) {
         const FsdpTensor *t = &f->tensors[u->first_tensor + i];
         size_t end = t->offset + t->elements, next = i + 1 < u->tensors ? t[1].offset : u->elements;
-        if (next > end) cudaCheck(cudaMemsetAsync(whole + end, 0, (next - end) * sizeof(float), f->compute));
+        if (next > end)
+            cudaCheck(cudaMemsetAsync(whole + end, 0, (next - end) * sizeof(float), f->compute));
     }
 }
 
-// Room for the gradient of unit u (elements, fp32), to be overwritten. *fresh false: it already holds this
-// micro-batch's earlier contribution (tied weights), add to it.
+// Room for the gradient of unit u (elements, fp32), to be overwritten. *fresh false: it already
+// holds this micro-batch's earlier contribution (tied weights), add to it.
 static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     FsdpUnit *unit = &f->units[u];
     *fresh = true;
@@ -554,18 +594,22 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
     ncclCheck(ncclGroupStart());
     for (int j = 0; j < f->c.world; j++) {
         size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;
-        ncclCheck(ncclSend((const char *)whole + (slice_of_j + at) * size, n, type, j, f->world_comm, f->reduce));
+        ncclCheck(ncclSend((const char *)whole + (slice_of_j + at) * size, n, type, j,
+                           f->world_comm, f->reduce));
         ncclCheck(ncclRecv(in + (size_t)j * n * size, n, type, j, f->world_comm, f->reduce));
     }
     ncclCheck(ncclGroupEnd());
     f->counters.wait_ms += host_ms() - began;
     f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * n * size);
     f->counters.collectives++;
-    if (f->c.bf16_reduce) cast_from_bf16(f->exchange, f->bf16_exchange, (size_t)f->c.world * n, f->reduce);
+    if (f->c.bf16_reduce)
+        cast_from_bf16(f->exchange, f->bf16_exchange, (size_t)f->c.world * n, f->reduce);
 }
 
-// Every owner of a slice receives every rank's part of it and adds the parts in the order of the ranks.
-static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole, bool accumulate) {
+// Every owner of a slice receives every rank's part of it and adds the parts in the order of the
+// ranks.
+static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
+                           bool accumulate) {
     for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
         size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
         exchange_parts(f, unit, whole, at, n);
@@ -579,12 +623,13 @@ static void reduce_fast(Fsdp *f, const FsdpUnit *unit, int use, float *whole, bo
         bf16 *own16 = f->bf16_grads + (size_t)f->shard_rank * unit->slice;
         if (f->c.K > 1)
             counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(bf16),
-                    ncclReduceScatter(f->bf16_grads, own16, unit->slice, ncclBfloat16, ncclSum, f->reduce_comm,
-                                      f->reduce));
+                    ncclReduceScatter(f->bf16_grads, own16, unit->slice, ncclBfloat16, ncclSum,
+                                      f->reduce_comm, f->reduce));
         cast_from_bf16(own, own16, unit->slice, f->reduce);
     } else if (f->c.K > 1) {
         counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(float),
-                ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm, f->reduce));
+                ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm,
+                                  f->reduce));
     }
     grads_add(f, unit, use, 0, own, 1, unit->slice, accumulate);
 }
@@ -594,7 +639,8 @@ static void reduce_whole(Fsdp *f, int u, int use, float *whole) {
     int *count = contributions(f, u, use);
     if (f->c.bf16_reduce) cast_to_bf16(f->bf16_grads, whole, unit->elements, f->reduce);
     if (f->c.ordered && f->c.world > 1)
-        reduce_ordered(f, unit, use, f->c.bf16_reduce ? (const void *)f->bf16_grads : whole, *count > 0);
+        reduce_ordered(f, unit, use, f->c.bf16_reduce ? (const void *)f->bf16_grads : whole,
+                       *count > 0);
     else
         reduce_fast(f, unit, use, whole, *count > 0);
     ++*count;
@@ -604,11 +650,12 @@ static void reduce_whole(Fsdp *f, int u, int use, float *whole) {
 static void reduce_replicas(Fsdp *f, const FsdpUnit *unit) {
     char *shard = (char *)f->g + unit->at * grad_bytes(f);
     counted(f, allreduced_bytes, unit->slice * grad_bytes(f),
-            ncclAllReduce(shard, shard, unit->slice, f->c.bf16_grads ? ncclBfloat16 : ncclFloat32, ncclSum,
-                          f->replica_comm, f->reduce));
+            ncclAllReduce(shard, shard, unit->slice, f->c.bf16_grads ? ncclBfloat16 : ncclFloat32,
+                          ncclSum, f->replica_comm, f->reduce));
 }
 
-// --accumulate local: adds up whole gradients; the last micro-step's last contribution reduces them.
+// --accumulate local: adds up whole gradients; the last micro-step's last contribution reduces
+// them.
 static void add_whole(Fsdp *f, int u, const float *whole, bool last) {
     FsdpUnit *unit = &f->units[u];
     float *sum = f->whole_grads + unit->whole_at;
@@ -632,8 +679,10 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
         FsdpSlot *s = grad_slot(f, u, SLOT_IN_USE);
         if (s->state != SLOT_IN_USE || s->unit != u)
             die("reduce of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-        if (f->c.local) add_whole(f, u, (const float *)s->data, last);
-        else reduce_whole(f, u, use, (float *)s->data);
+        if (f->c.local)
+            add_whole(f, u, (const float *)s->data, last);
+        else
+            reduce_whole(f, u, use, (float *)s->data);
 #ifdef FSDP_POISON
         cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->reduce));
 #endif
@@ -644,7 +693,8 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
     timeline_end(f->timeline, f->reduce);
 }
 
-// ---- update ---------------------------------------------------------------------------------------------------
+// ---- update
+// ---------------------------------------------------------------------------------------------------
 
 static int log2_ceil(uint64_t n) {
     int bits = 0;
@@ -657,14 +707,17 @@ static void absmax_of(Fsdp *f, const float *g, size_t n) {
 }
 
 static void squares_of(Fsdp *f, const float *g, size_t n) {
-    shard_sum_squares(f->sums, g, n, f->c.ordered ? f->absmax : NULL, log2_ceil(f->parameters), f->reduce);
+    shard_sum_squares(f->sums, g, n, f->c.ordered ? f->absmax : NULL, log2_ceil(f->parameters),
+                      f->reduce);
 }
 
 // Calls a function with the whole gradient shard, at once if it is fp32 anyway.
 static void for_gradients(Fsdp *f, void (*function)(Fsdp *, const float *, size_t)) {
-    if (!f->c.bf16_grads) function(f, (const float *)f->g, f->shard);
+    if (!f->c.bf16_grads)
+        function(f, (const float *)f->g, f->shard);
     else
-        for (int i = 0; i < f->nunits; i++) function(f, grads_open(f, &f->units[i]), f->units[i].slice);
+        for (int i = 0; i < f->nunits; i++)
+            function(f, grads_open(f, &f->units[i]), f->units[i].slice);
 }
 
 // Leaves the sum of squares of the whole gradient in f->sums, the same on all ranks.
@@ -698,15 +751,16 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
         AdamWConfig c = *config;
         c.moments = f->c.moments;
         if (!t->decays) c.weight_decay = 0;
-        adamw_update(f->p + piece.at, g + (piece.at - u->at), m + piece.at * size, v + piece.at * size, piece.n,
-                     t->first + piece.within, f->sums, &c, f->reduce);
+        adamw_update(f->p + piece.at, g + (piece.at - u->at), m + piece.at * size,
+                     v + piece.at * size, piece.n, t->first + piece.within, f->sums, &c, f->reduce);
     }
     timeline_end(f->timeline, f->reduce);
     u->version++;
     cudaCheck(cudaEventRecord(u->updated, f->reduce));
 }
 
-// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers wait for their unit only.
+// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers wait for their
+// unit only.
 static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     timeline_begin(f->timeline, f->reduce, "norm", "gradient");
     for (int i = 0; i < f->nunits; i++) {

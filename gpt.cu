@@ -1,8 +1,9 @@
-// gpt.cu: GPT-2/GPT-3 (Radford et al. 2019, Brown et al. 2020): forward, backward and update, with the
-// borrowing of sharded units inline. Pre-LayerNorm blocks, causal attention, tanh-GELU MLP, tied head.
+// gpt.cu: GPT-2/GPT-3 (Radford et al. 2019, Brown et al. 2020): forward, backward and update, with
+// the borrowing of sharded units inline. Pre-LayerNorm blocks, causal attention, tanh-GELU MLP,
+// tied head.
 //
-// Shapes: B sequences of T tokens, C channels, NH heads, V vocabulary. Activations and gathered parameters
-// are floatX, gradients of parameters fp32. Compiled once per floatX; see gpt.h.
+// Shapes: B sequences of T tokens, C channels, NH heads, V vocabulary. Activations and gathered
+// parameters are floatX, gradients of parameters fp32. Compiled once per floatX; see gpt.h.
 #include "gpt.h"
 
 #include "fsdp.h"
@@ -10,14 +11,14 @@
 
 // What the backward of a block reads. With recomputation some of it is one buffer for all blocks.
 typedef struct {
-    floatX *residual;   // (B,T,C) input of the block
-    floatX *ln1;        // (B,T,C)
-    floatX *qkv;        // (B,T,3C)
-    floatX *atty;       // (B,T,C) output of attention
-    floatX *residual2;  // (B,T,C) after attention
-    floatX *ln2;        // (B,T,C)
-    floatX *fch;        // (B,T,4C) before GELU
-    floatX *gelu;       // (B,T,4C)
+    floatX *residual;                                  // (B,T,C) input of the block
+    floatX *ln1;                                       // (B,T,C)
+    floatX *qkv;                                       // (B,T,3C)
+    floatX *atty;                                      // (B,T,C) output of attention
+    floatX *residual2;                                 // (B,T,C) after attention
+    floatX *ln2;                                       // (B,T,C)
+    floatX *fch;                                       // (B,T,4C) before GELU
+    floatX *gelu;                                      // (B,T,4C)
     float *ln1_mean, *ln1_rstd, *ln2_mean, *ln2_rstd;  // (B,T)
     float *lse;                                        // (B,NH,T)
 } BlockActs;
@@ -28,13 +29,14 @@ struct Gpt {
     Buffers buffers;
     Timeline timeline;
 
-    int embedding, norm;           // units
-    int *block_units;              // (L, SEGMENTS)
-    size_t (*offsets)[TENSORS];    // (L): of a tensor in its unit; row 0 also holds wte, wpe, lnfw, lnfb
+    int embedding, norm;  // units
+    int *block_units;     // (L, SEGMENTS)
+    size_t (
+        *offsets)[TENSORS];  // (L): of a tensor in its unit; row 0 also holds wte, wpe, lnfw, lnfb
     int *train_visits, *eval_visits, ntrain, neval;
 
-    int kept;          // blocks whose activations exist at a time: L, or the K of --recompute every:K
-    BlockActs *acts;   // (L): several blocks may point to the same buffers
+    int kept;  // blocks whose activations exist at a time: L, or the K of --recompute every:K
+    BlockActs *acts;                    // (L): several blocks may point to the same buffers
     floatX *residual_last, *lnf;        // (B,T,C)
     float *lnf_mean, *lnf_rstd;         // (B,T)
     floatX *scratch, *scratch4;         // (B,T,C), (B,T,4C)
@@ -60,7 +62,8 @@ static int head_width(const ModelConfig *m) {
     return (m->V + 63) / 64 * 64;
 }
 
-// ---- layout: units, visits, buffers ------------------------------------------------------------------------
+// ---- layout: units, visits, buffers
+// ------------------------------------------------------------------------
 
 static void add_tensor(Gpt *g, int id, int layer) {
     const FsdpUnit *u = &g->f.units[g->f.nunits - 1];
@@ -72,10 +75,14 @@ static void add_tensor(Gpt *g, int id, int layer) {
 // Does segment s of block l start a new unit?
 static bool starts_unit(const GptConfig *c, int l, int s) {
     switch (c->unit) {
-    case UNIT_MATRIX: return true;
-    case UNIT_HALF: return s == SEGMENT_QKV || s == SEGMENT_FC;
-    case UNIT_LAYER: return s == SEGMENT_QKV;
-    default: return s == SEGMENT_QKV && l % c->unit_k == 0;
+    case UNIT_MATRIX:
+        return true;
+    case UNIT_HALF:
+        return s == SEGMENT_QKV || s == SEGMENT_FC;
+    case UNIT_LAYER:
+        return s == SEGMENT_QKV;
+    default:
+        return s == SEGMENT_QKV && l % c->unit_k == 0;
     }
 }
 
@@ -89,9 +96,12 @@ static void plan_units(Gpt *g) {
         int l = i / SEGMENTS, s = i % SEGMENTS;
         static const char *const parts[] = {"qkv", "attproj", "fc", "fcproj"};
         char name[24];
-        if (g->c.unit == UNIT_MATRIX) snprintf(name, sizeof name, "block %d %s", l, parts[s]);
-        else if (g->c.unit == UNIT_HALF) snprintf(name, sizeof name, "block %d %s", l, s < SEGMENT_FC ? "att" : "mlp");
-        else snprintf(name, sizeof name, "block %d", l);
+        if (g->c.unit == UNIT_MATRIX)
+            snprintf(name, sizeof name, "block %d %s", l, parts[s]);
+        else if (g->c.unit == UNIT_HALF)
+            snprintf(name, sizeof name, "block %d %s", l, s < SEGMENT_FC ? "att" : "mlp");
+        else
+            snprintf(name, sizeof name, "block %d", l);
         if (starts_unit(&g->c, l, s)) unit = fsdp_add_unit(f, name, 1, false);
         g->block_units[i] = unit;
         for (int id = 0; id < TENSORS; id++)
@@ -139,7 +149,8 @@ static void plan_visits(Gpt *g) {
 // One buffer for each of the kept blocks, or a single one for all of them.
 static void add_acts(Gpt *g, size_t field, bool shared, size_t bytes, const char *name) {
     for (int l = 0; l < (shared ? 1 : g->kept); l++)
-        buffers_add(&g->buffers, "activations", (char *)&g->acts[l] + field, bytes, "%s %d", name, l);
+        buffers_add(&g->buffers, "activations", (char *)&g->acts[l] + field, bytes, "%s %d", name,
+                    l);
 }
 
 // The input of a group of kept blocks stays until the backward; within the group it is made again.
@@ -159,16 +170,19 @@ static void share_acts(Gpt *g) {
     }
 }
 
-#define ADD_ACTS(field, shared, bytes) add_acts(g, offsetof(BlockActs, field), shared, bytes, #field)
+#define ADD_ACTS(field, shared, bytes)                                                             \
+    add_acts(g, offsetof(BlockActs, field), shared, bytes, #field)
 
 static void plan_activations(Gpt *g) {
     const GptConfig *c = &g->c;
     Buffers *b = &g->buffers;
     size_t BT = (size_t)c->B * (size_t)c->T, btc = BT * (size_t)c->model.C * sizeof(floatX);
     size_t width = (size_t)head_width(&c->model), accum = (size_t)c->fsdp.micro_steps;
-    bool no_norm = c->recompute == RECOMPUTE_NORM, no_gelu = c->recompute == RECOMPUTE_GELU || no_norm;
+    bool no_norm = c->recompute == RECOMPUTE_NORM,
+         no_gelu = c->recompute == RECOMPUTE_GELU || no_norm;
     for (int l = 0; l < c->model.L; l++)
-        if (own_residual(g, l)) buffers_add(b, "activations", &g->acts[l].residual, btc, "residual %d", l);
+        if (own_residual(g, l))
+            buffers_add(b, "activations", &g->acts[l].residual, btc, "residual %d", l);
     ADD_ACTS(ln1, no_norm, btc);
     ADD_ACTS(qkv, false, 3 * btc);
     ADD_ACTS(atty, false, btc);
@@ -188,18 +202,20 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, "activations", &g->scratch, btc, "scratch");
     buffers_add(b, "activations", &g->scratch4, 4 * btc, "scratch 4C");
     buffers_add(b, "activations", &g->dresidual, btc, "gradient of the residual");
-    buffers_add(b, "activations", &g->logits, (size_t)c->logits_rows * width * sizeof(floatX), "logits");
+    buffers_add(b, "activations", &g->logits, (size_t)c->logits_rows * width * sizeof(floatX),
+                "logits");
     buffers_add(b, "activations", &g->losses, BT * sizeof(float), "losses");
     buffers_add(b, "activations", &g->loss_sums, (accum + 1) * sizeof(double), "loss sums");
-    buffers_add(b, "activations", &g->all_loss_sums, (accum + 1) * (size_t)c->fsdp.world * sizeof(double),
-                "loss sums of all ranks");
+    buffers_add(b, "activations", &g->all_loss_sums,
+                (accum + 1) * (size_t)c->fsdp.world * sizeof(double), "loss sums of all ranks");
     buffers_add(b, "activations", &g->tokens, 2 * BT * sizeof(int), "tokens and targets");
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
     g->workspace_bytes = ops_workspace_bytes(&dims);
     buffers_add(b, "activations", &g->workspace, g->workspace_bytes, "workspace of the ops");
 }
 
-// ---- borrowing -----------------------------------------------------------------------------------------------
+// ---- borrowing
+// -----------------------------------------------------------------------------------------------
 
 // The end of a unit's use: its parameters go back, its gradient is on its way.
 static void give_back(Gpt *g) {
@@ -224,8 +240,8 @@ static void borrow(Gpt *g, int unit, const char *what) {
     timeline_begin(g->f.timeline, g->f.compute, what, g->f.units[unit].name);
 }
 
-// The same for the backward, with room for the unit's gradient (see `grad`). The gather that follows is on its
-// way before the reduction of the unit before.
+// The same for the backward, with room for the unit's gradient (see `grad`). The gather that
+// follows is on its way before the reduction of the unit before.
 static void borrow_with_gradient(Gpt *g, int unit) {
     borrow(g, unit, "backward");
     if (g->graded == unit) return;
@@ -247,7 +263,8 @@ static int block_unit(const Gpt *g, int l, int segment) {
     return g->block_units[l * SEGMENTS + segment];
 }
 
-// ---- forward ---------------------------------------------------------------------------------------------------
+// ---- forward
+// ---------------------------------------------------------------------------------------------------
 
 static void attention_half(Gpt *g, int l, bool from_residual) {
     BlockActs *a = &g->acts[l];
@@ -255,11 +272,12 @@ static void attention_half(Gpt *g, int l, bool from_residual) {
     cudaStream_t s = g->f.compute;
     borrow(g, block_unit(g, l, SEGMENT_QKV), "forward");
     if (from_residual)  // the residual stream is complete
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual, param(g, LN1W, l), param(g, LN1B, l), BT, C,
-                          s);
+        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual, param(g, LN1W, l),
+                          param(g, LN1B, l), BT, C, s);
     else  // the block before left its last addend in scratch
-        residual_layernorm_forward(a->residual, a->ln1, a->ln1_mean, a->ln1_rstd, g->acts[l - 1].residual2,
-                                   g->scratch, param(g, LN1W, l), param(g, LN1B, l), BT, C, s);
+        residual_layernorm_forward(a->residual, a->ln1, a->ln1_mean, a->ln1_rstd,
+                                   g->acts[l - 1].residual2, g->scratch, param(g, LN1W, l),
+                                   param(g, LN1B, l), BT, C, s);
     matmul_forward(a->qkv, a->ln1, param(g, QKVW, l), param(g, QKVB, l), BT, C, 3 * C, s);
     attention_forward(a->atty, a->lse, a->qkv, B, T, C, NH, s);
     borrow(g, block_unit(g, l, SEGMENT_ATTPROJ), "forward");
@@ -271,12 +289,14 @@ static void mlp_half(Gpt *g, int l, bool project) {
     int C = g->c.model.C, BT = g->B * g->T;
     cudaStream_t s = g->f.compute;
     borrow(g, block_unit(g, l, SEGMENT_FC), "forward");
-    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual, g->scratch,
-                               param(g, LN2W, l), param(g, LN2B, l), BT, C, s);
-    matmul_gelu_forward(a->gelu, a->fch, a->ln2, param(g, FCW, l), param(g, FCB, l), BT, C, 4 * C, s);
+    residual_layernorm_forward(a->residual2, a->ln2, a->ln2_mean, a->ln2_rstd, a->residual,
+                               g->scratch, param(g, LN2W, l), param(g, LN2B, l), BT, C, s);
+    matmul_gelu_forward(a->gelu, a->fch, a->ln2, param(g, FCW, l), param(g, FCB, l), BT, C, 4 * C,
+                        s);
     borrow(g, block_unit(g, l, SEGMENT_FCPROJ), "forward");
     if (project)
-        matmul_forward(g->scratch, a->gelu, param(g, FCPROJW, l), param(g, FCPROJB, l), BT, 4 * C, C, s);
+        matmul_forward(g->scratch, a->gelu, param(g, FCPROJW, l), param(g, FCPROJB, l), BT, 4 * C,
+                       C, s);
 }
 
 // tokens (B,T) to the final norm (B,T,C), which stays borrowed.
@@ -284,19 +304,23 @@ static void forward(Gpt *g) {
     int L = g->c.model.L, C = g->c.model.C;
     cudaStream_t s = g->f.compute;
     borrow(g, g->embedding, "encode");
-    encoder_forward(g->acts[0].residual, g->tokens, param(g, WTE, 0), param(g, WPE, 0), g->B, g->T, C, s);
+    encoder_forward(g->acts[0].residual, g->tokens, param(g, WTE, 0), param(g, WPE, 0), g->B, g->T,
+                    C, s);
     for (int l = 0; l < L; l++) {
         attention_half(g, l, l == 0);
         mlp_half(g, l, true);
     }
     borrow(g, g->norm, "norm");
-    residual_layernorm_forward(g->residual_last, g->lnf, g->lnf_mean, g->lnf_rstd, g->acts[L - 1].residual2,
-                               g->scratch, param(g, LNFW, 0), param(g, LNFB, 0), g->B * g->T, C, s);
+    residual_layernorm_forward(g->residual_last, g->lnf, g->lnf_mean, g->lnf_rstd,
+                               g->acts[L - 1].residual2, g->scratch, param(g, LNFW, 0),
+                               param(g, LNFB, 0), g->B * g->T, C, s);
 }
 
-// ---- head: logits, loss and their gradient, a chunk of rows at a time -----------------------------------------
+// ---- head: logits, loss and their gradient, a chunk of rows at a time
+// -----------------------------------------
 
-// loss += sum of the losses of all rows. train: also dlnf (into scratch) and the head's gradient of wte.
+// loss += sum of the losses of all rows. train: also dlnf (into scratch) and the head's gradient of
+// wte.
 static void head(Gpt *g, double *loss, bool train) {
     const ModelConfig *m = &g->c.model;
     int rows = g->B * g->T, C = m->C, width = head_width(m);
@@ -308,8 +332,8 @@ static void head(Gpt *g, double *loss, bool train) {
         float *unit = fsdp_grad(&g->f, g->embedding, 0, &fresh);
         dwte = unit + g->offsets[0][WTE];
         size_t written = (size_t)width * (size_t)C;
-        cudaCheck(cudaMemsetAsync(dwte + written, 0,
-                                  (g->f.units[g->embedding].elements - written) * sizeof(float), s));
+        cudaCheck(cudaMemsetAsync(
+            dwte + written, 0, (g->f.units[g->embedding].elements - written) * sizeof(float), s));
     }
     for (int at = 0; at < rows; at += g->c.logits_rows) {
         int n = rows - at < g->c.logits_rows ? rows - at : g->c.logits_rows;
@@ -318,14 +342,16 @@ static void head(Gpt *g, double *loss, bool train) {
         classifier(g->logits, g->losses + at, g->tokens + rows + at, n, m->V, width, train, s);
         if (!train) continue;
         matmul_backward_weight(dwte, NULL, g->logits, g->lnf + offset, n, C, width, at > 0, s);
-        matmul_backward_input(g->scratch + offset, g->logits, param(g, WTE, 0), NULL, n, C, width, s);
+        matmul_backward_input(g->scratch + offset, g->logits, param(g, WTE, 0), NULL, n, C, width,
+                              s);
     }
     sum_losses(loss, g->losses, rows, s);
     give_back(g);
     if (train) fsdp_reduce(&g->f, g->embedding, 0);
 }
 
-// ---- backward: the mirror image; dresidual is the gradient of the residual stream --------------------------------
+// ---- backward: the mirror image; dresidual is the gradient of the residual stream
+// --------------------------------
 
 static void mlp_half_backward(Gpt *g, int l) {
     BlockActs *a = &g->acts[l];
@@ -336,16 +362,17 @@ static void mlp_half_backward(Gpt *g, int l) {
     cudaStream_t s = g->f.compute;
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_FCPROJ));
     if (again || g->c.recompute == RECOMPUTE_GELU) gelu_forward(a->gelu, a->fch, 4 * n, s);
-    matmul_backward_weight(grad(g, FCPROJW, l), grad(g, FCPROJB, l), g->dresidual, a->gelu, BT, 4 * C, C, false, s);
+    matmul_backward_weight(grad(g, FCPROJW, l), grad(g, FCPROJB, l), g->dresidual, a->gelu, BT,
+                           4 * C, C, false, s);
     matmul_backward_input(dfch, g->dresidual, param(g, FCPROJW, l), a->fch, BT, 4 * C, C, s);
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_FC));
     if (again)
-        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, param(g, LN2W, l), param(g, LN2B, l), BT, C,
-                          s);
+        layernorm_forward(a->ln2, a->ln2_mean, a->ln2_rstd, a->residual2, param(g, LN2W, l),
+                          param(g, LN2B, l), BT, C, s);
     matmul_backward_weight(grad(g, FCW, l), grad(g, FCB, l), dfch, a->ln2, BT, C, 4 * C, false, s);
     matmul_backward_input(dln2, dfch, param(g, FCW, l), NULL, BT, C, 4 * C, s);
-    layernorm_backward(g->dresidual, grad(g, LN2W, l), grad(g, LN2B, l), dln2, a->residual2, param(g, LN2W, l),
-                       a->ln2_mean, a->ln2_rstd, BT, C, true, s);
+    layernorm_backward(g->dresidual, grad(g, LN2W, l), grad(g, LN2B, l), dln2, a->residual2,
+                       param(g, LN2W, l), a->ln2_mean, a->ln2_rstd, BT, C, true, s);
 }
 
 static void attention_half_backward(Gpt *g, int l) {
@@ -354,32 +381,36 @@ static void attention_half_backward(Gpt *g, int l) {
     floatX *datty = g->scratch, *dqkv = g->scratch4, *dln1 = g->scratch;
     cudaStream_t s = g->f.compute;
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_ATTPROJ));
-    matmul_backward_weight(grad(g, ATTPROJW, l), grad(g, ATTPROJB, l), g->dresidual, a->atty, BT, C, C, false, s);
+    matmul_backward_weight(grad(g, ATTPROJW, l), grad(g, ATTPROJB, l), g->dresidual, a->atty, BT, C,
+                           C, false, s);
     matmul_backward_input(datty, g->dresidual, param(g, ATTPROJW, l), NULL, BT, C, C, s);
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_QKV));
     attention_backward(dqkv, datty, a->atty, a->qkv, a->lse, B, T, C, NH, s);
     if (g->c.recompute == RECOMPUTE_NORM)
-        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual, param(g, LN1W, l), param(g, LN1B, l), BT, C,
-                          s);
-    matmul_backward_weight(grad(g, QKVW, l), grad(g, QKVB, l), dqkv, a->ln1, BT, C, 3 * C, false, s);
+        layernorm_forward(a->ln1, a->ln1_mean, a->ln1_rstd, a->residual, param(g, LN1W, l),
+                          param(g, LN1B, l), BT, C, s);
+    matmul_backward_weight(grad(g, QKVW, l), grad(g, QKVB, l), dqkv, a->ln1, BT, C, 3 * C, false,
+                           s);
     matmul_backward_input(dln1, dqkv, param(g, QKVW, l), NULL, BT, C, 3 * C, s);
-    layernorm_backward(g->dresidual, grad(g, LN1W, l), grad(g, LN1B, l), dln1, a->residual, param(g, LN1W, l),
-                       a->ln1_mean, a->ln1_rstd, BT, C, true, s);
+    layernorm_backward(g->dresidual, grad(g, LN1W, l), grad(g, LN1B, l), dln1, a->residual,
+                       param(g, LN1W, l), a->ln1_mean, a->ln1_rstd, BT, C, true, s);
 }
 
 static void final_norm_backward(Gpt *g) {
     borrow_with_gradient(g, g->norm);
-    layernorm_backward(g->dresidual, grad(g, LNFW, 0), grad(g, LNFB, 0), g->scratch, g->residual_last,
-                       param(g, LNFW, 0), g->lnf_mean, g->lnf_rstd, g->B * g->T, g->c.model.C, false, g->f.compute);
+    layernorm_backward(g->dresidual, grad(g, LNFW, 0), grad(g, LNFB, 0), g->scratch,
+                       g->residual_last, param(g, LNFW, 0), g->lnf_mean, g->lnf_rstd, g->B * g->T,
+                       g->c.model.C, false, g->f.compute);
 }
 
 static void encoder_backward_and_reduce(Gpt *g) {
     bool fresh;
     float *unit = fsdp_grad(&g->f, g->embedding, 1, &fresh);
     if (fresh)
-        cudaCheck(cudaMemsetAsync(unit, 0, g->f.units[g->embedding].elements * sizeof(float), g->f.compute));
-    encoder_backward(unit + g->offsets[0][WTE], unit + g->offsets[0][WPE], g->dresidual, g->tokens, g->B, g->T,
-                     g->c.model.C, g->f.compute);
+        cudaCheck(cudaMemsetAsync(unit, 0, g->f.units[g->embedding].elements * sizeof(float),
+                                  g->f.compute));
+    encoder_backward(unit + g->offsets[0][WTE], unit + g->offsets[0][WPE], g->dresidual, g->tokens,
+                     g->B, g->T, g->c.model.C, g->f.compute);
     fsdp_reduce(&g->f, g->embedding, 1);
 }
 
@@ -404,7 +435,8 @@ static void backward(Gpt *g) {
     encoder_backward_and_reduce(g);
 }
 
-// ---- steps -------------------------------------------------------------------------------------------------------
+// ---- steps
+// -------------------------------------------------------------------------------------------------------
 
 static int *gpt_inputs(Gpt *g, int micro_step) {
     return g->host_tokens + (size_t)micro_step * 2 * (size_t)g->c.B * (size_t)g->c.T;
@@ -414,7 +446,8 @@ static void send_inputs(Gpt *g, int micro_step) {
     g->B = g->c.B;
     g->T = g->c.T;
     size_t bytes = 2 * (size_t)g->B * (size_t)g->T * sizeof(int);
-    cudaCheck(cudaMemcpyAsync(g->tokens, gpt_inputs(g, micro_step), bytes, cudaMemcpyHostToDevice, g->f.compute));
+    cudaCheck(cudaMemcpyAsync(g->tokens, gpt_inputs(g, micro_step), bytes, cudaMemcpyHostToDevice,
+                              g->f.compute));
 }
 
 static void gpt_micro_step(Gpt *g, int micro_step) {
@@ -453,8 +486,10 @@ static void gather_sums(Gpt *g, int n) {
     Fsdp *f = &g->f;
     cudaCheck(cudaEventRecord(f->step_done, f->compute));
     cudaCheck(cudaStreamWaitEvent(f->reduce, f->step_done, 0));
-    ncclCheck(ncclAllGather(g->loss_sums, g->all_loss_sums, (size_t)n, ncclFloat64, f->world_comm, f->reduce));
-    cudaCheck(cudaMemcpyAsync(g->host_sums, g->all_loss_sums, (size_t)(n * g->c.fsdp.world) * sizeof(double),
+    ncclCheck(ncclAllGather(g->loss_sums, g->all_loss_sums, (size_t)n, ncclFloat64, f->world_comm,
+                            f->reduce));
+    cudaCheck(cudaMemcpyAsync(g->host_sums, g->all_loss_sums,
+                              (size_t)(n * g->c.fsdp.world) * sizeof(double),
                               cudaMemcpyDeviceToHost, f->reduce));
 }
 
@@ -463,7 +498,8 @@ static GptStep gpt_finish_step(Gpt *g) {
     int world = g->c.fsdp.world, n = g->c.fsdp.micro_steps;
     double *squares = g->host_sums + world * n;
     gather_sums(g, n);
-    cudaCheck(cudaMemcpyAsync(squares, f->sums, 3 * sizeof(double), cudaMemcpyDeviceToHost, f->reduce));
+    cudaCheck(
+        cudaMemcpyAsync(squares, f->sums, 3 * sizeof(double), cudaMemcpyDeviceToHost, f->reduce));
     cudaCheck(cudaStreamSynchronize(f->reduce));
     double tokens = (double)g->c.B * g->c.T * world * n;
     GptStep step = {};
@@ -481,41 +517,47 @@ static void gpt_evaluate(Gpt *g, double *loss, double *tokens) {
     for (size_t i = 0; i < BT; i++) sums[1] += targets[i] >= 0;
     fsdp_schedule(&g->f, g->eval_visits, g->neval, false);
     send_inputs(g, 0);
-    cudaCheck(cudaMemcpyAsync(g->loss_sums, sums, sizeof sums, cudaMemcpyHostToDevice, g->f.compute));
+    cudaCheck(
+        cudaMemcpyAsync(g->loss_sums, sums, sizeof sums, cudaMemcpyHostToDevice, g->f.compute));
     forward(g);
     head(g, g->loss_sums, false);
     gather_sums(g, 2);
     cudaCheck(cudaStreamSynchronize(g->f.reduce));
-    for (int r = 0; r < g->c.fsdp.world; r++) loss[r] = g->host_sums[2 * r], tokens[r] = g->host_sums[2 * r + 1];
+    for (int r = 0; r < g->c.fsdp.world; r++)
+        loss[r] = g->host_sums[2 * r], tokens[r] = g->host_sums[2 * r + 1];
 }
 
 static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
     const ModelConfig *m = &g->c.model;
-    int padded = (n + 63) / 64 * 64;  // few shapes; positions behind n are causal and change nothing
+    int padded =
+        (n + 63) / 64 * 64;  // few shapes; positions behind n are causal and change nothing
     g->B = 1;
     g->T = padded < g->c.T ? padded : g->c.T;
     int *host = gpt_inputs(g, 0), width = head_width(m);
     for (int i = 0; i < g->T; i++) host[i] = i < n ? tokens[i] : 0;
     fsdp_schedule(&g->f, g->eval_visits, g->neval, false);
-    cudaCheck(cudaMemcpyAsync(g->tokens, host, (size_t)g->T * sizeof(int), cudaMemcpyHostToDevice, g->f.compute));
+    cudaCheck(cudaMemcpyAsync(g->tokens, host, (size_t)g->T * sizeof(int), cudaMemcpyHostToDevice,
+                              g->f.compute));
     forward(g);
     borrow(g, g->embedding, "head");
-    matmul_forward(g->logits, g->lnf + (size_t)(n - 1) * (size_t)m->C, param(g, WTE, 0), NULL, 1, m->C, width,
-                   g->f.compute);
+    matmul_forward(g->logits, g->lnf + (size_t)(n - 1) * (size_t)m->C, param(g, WTE, 0), NULL, 1,
+                   m->C, width, g->f.compute);
     give_back(g);
-    cudaCheck(cudaMemcpyAsync(g->host_logits, g->logits, (size_t)width * sizeof(floatX), cudaMemcpyDeviceToHost,
-                              g->f.compute));
+    cudaCheck(cudaMemcpyAsync(g->host_logits, g->logits, (size_t)width * sizeof(floatX),
+                              cudaMemcpyDeviceToHost, g->f.compute));
     cudaCheck(cudaStreamSynchronize(g->f.compute));
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
 }
 
-// ---- parameters in and out: every rank its own pieces -----------------------------------------------------------
+// ---- parameters in and out: every rank its own pieces
+// -----------------------------------------------------------
 
 #define CHUNK ((size_t)1 << 20)  // elements on their way between host and device
 
-// Calls f for each chunk of each own piece; at: in the rank's flat arrays, within: in (tensor id, layer).
-typedef void (*ChunkFunction)(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer,
-                              size_t within);
+// Calls f for each chunk of each own piece; at: in the rank's flat arrays, within: in (tensor id,
+// layer).
+typedef void (*ChunkFunction)(Gpt *g, void *context, float *host, size_t at, size_t n, int id,
+                              int layer, size_t within);
 
 static void for_each_chunk(Gpt *g, ChunkFunction function, void *context) {
     float *host = (float *)malloc_check(CHUNK * sizeof(float));
@@ -524,7 +566,9 @@ static void for_each_chunk(Gpt *g, ChunkFunction function, void *context) {
             int segment = tensor_table[id].segment;
             if (segment == NO_SEGMENT && layer > 0) continue;
             bool in_norm = id == LNFW || id == LNFB;
-            int unit = segment != NO_SEGMENT ? block_unit(g, layer, segment) : in_norm ? g->norm : g->embedding;
+            int unit = segment != NO_SEGMENT ? block_unit(g, layer, segment)
+                       : in_norm             ? g->norm
+                                             : g->embedding;
             FsdpTensor t = {};
             t.offset = g->offsets[layer][id];
             t.elements = tensor_size(&g->c.model, id);
@@ -542,7 +586,8 @@ typedef struct {
     uint64_t seed;
 } InitContext;
 
-static void init_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer, size_t within) {
+static void init_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer,
+                       size_t within) {
     const InitContext *c = (const InitContext *)context;
     c->fill(host, n, &g->c.model, id, layer, within, c->seed);
     cudaCheck(cudaMemcpy(g->f.p + at, host, n * sizeof(float), cudaMemcpyHostToDevice));
@@ -553,7 +598,8 @@ static void gpt_init(Gpt *g, GptFill fill, uint64_t seed) {
     for_each_chunk(g, init_chunk, &c);
 }
 
-static void load_chunk(Gpt *g, void *file, float *host, size_t at, size_t n, int id, int layer, size_t within) {
+static void load_chunk(Gpt *g, void *file, float *host, size_t at, size_t n, int id, int layer,
+                       size_t within) {
     model_file_read((const ModelFile *)file, host, n, id, layer, within);
     cudaCheck(cudaMemcpy(g->f.p + at, host, n * sizeof(float), cudaMemcpyHostToDevice));
 }
@@ -575,18 +621,29 @@ static void read_array(const void *array, size_t size, float *host, size_t at, s
     void *raw = malloc_check(n * size);
     cudaCheck(cudaMemcpy(raw, (const char *)array + at * size, n * size, cudaMemcpyDeviceToHost));
     for (size_t i = 0; i < n; i++)
-        host[i] = size == 8 ? (float)((double *)raw)[i] : size == 2 ? bf16_to_float(((uint16_t *)raw)[i]) : ((float *)raw)[i];
+        host[i] = size == 8   ? (float)((double *)raw)[i]
+                  : size == 2 ? bf16_to_float(((uint16_t *)raw)[i])
+                              : ((float *)raw)[i];
     free(raw);
 }
 
-static void save_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer, size_t within) {
+static void save_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer,
+                       size_t within) {
     SaveContext *c = (SaveContext *)context;
     size_t moment = moment_bytes(g->c.fsdp.moments);
     switch (c->what) {
-    case GPT_PARAMETERS: read_array(g->f.p, sizeof(float), host, at, n); break;
-    case GPT_GRADIENTS: read_array(g->f.g, grad_bytes(&g->f), host, at, n); break;
-    case GPT_MOMENT_M: read_array(g->f.m, moment, host, at, n); break;
-    case GPT_MOMENT_V: read_array(g->f.v, moment, host, at, n); break;
+    case GPT_PARAMETERS:
+        read_array(g->f.p, sizeof(float), host, at, n);
+        break;
+    case GPT_GRADIENTS:
+        read_array(g->f.g, grad_bytes(&g->f), host, at, n);
+        break;
+    case GPT_MOMENT_M:
+        read_array(g->f.m, moment, host, at, n);
+        break;
+    case GPT_MOMENT_V:
+        read_array(g->f.v, moment, host, at, n);
+        break;
     }
     model_file_write(&c->file, host, n, id, layer, within);
 }
@@ -594,7 +651,8 @@ static void save_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, 
 // Waits until every rank has come here.
 static void all_arrive(Gpt *g) {
     Fsdp *f = &g->f;
-    ncclCheck(ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
+    ncclCheck(
+        ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
     cudaCheck(cudaStreamSynchronize(f->reduce));
 }
 
@@ -614,7 +672,8 @@ static void gpt_save(Gpt *g, GptArray what, const char *path, bool as_bf16) {
     if (first) model_file_publish(path);
 }
 
-// ---- life ----------------------------------------------------------------------------------------------------------
+// ---- life
+// ----------------------------------------------------------------------------------------------------------
 
 static Gpt *gpt_create(const GptConfig *config) {
     Gpt *g = (Gpt *)calloc(1, sizeof *g);
@@ -630,7 +689,8 @@ static Gpt *gpt_create(const GptConfig *config) {
     g->acts = (BlockActs *)calloc((size_t)L, sizeof *g->acts);
     g->block_units = (int *)calloc((size_t)L * SEGMENTS, sizeof(int));
     g->offsets = (size_t(*)[TENSORS])calloc((size_t)L, sizeof *g->offsets);
-    if (!g->acts || !g->block_units || !g->offsets) die("out of memory for the tables of %d blocks", L);
+    if (!g->acts || !g->block_units || !g->offsets)
+        die("out of memory for the tables of %d blocks", L);
     plan_units(g);
     plan_visits(g);
     fsdp_plan(&g->f, &config->fsdp, &g->buffers);
@@ -643,8 +703,9 @@ static void allocate(const Buffers *b) {
         const Buffer *row = &b->rows[i];
         cudaError_t e = cudaMalloc(row->pointer, row->bytes);
         if (e != cudaSuccess)
-            die("cannot allocate %s (%.1f MiB): %s; all buffers need %.1f MiB", row->name, (double)row->bytes / 1048576.0,
-                cudaGetErrorString(e), (double)buffers_bytes(b, NULL) / 1048576.0);
+            die("cannot allocate %s (%.1f MiB): %s; all buffers need %.1f MiB", row->name,
+                (double)row->bytes / 1048576.0, cudaGetErrorString(e),
+                (double)buffers_bytes(b, NULL) / 1048576.0);
         cudaCheck(cudaMemset(*row->pointer, 0, row->bytes));
     }
 }
@@ -655,8 +716,10 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
     allocate(&g->buffers);
     share_acts(g);
     cudaCheck(cudaMallocHost((void **)&g->host_tokens, n * 2 * BT * sizeof(int)));
-    cudaCheck(cudaMallocHost((void **)&g->host_sums, (n * (size_t)c->fsdp.world + 3) * sizeof(double)));
-    cudaCheck(cudaMallocHost((void **)&g->host_logits, (size_t)head_width(&c->model) * sizeof(floatX)));
+    cudaCheck(
+        cudaMallocHost((void **)&g->host_sums, (n * (size_t)c->fsdp.world + 3) * sizeof(double)));
+    cudaCheck(
+        cudaMallocHost((void **)&g->host_logits, (size_t)head_width(&c->model) * sizeof(floatX)));
     fsdp_start(&g->f, id);
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
     ops_init(&dims, g->workspace, g->workspace_bytes, g->f.compute);
@@ -703,7 +766,21 @@ static void gpt_trace_stop(Gpt *g, const char *path) {
 
 #define GPT_TEXT(x) #x
 #define GPT_QUOTE(x) GPT_TEXT(x)
-extern const GptCode GPT_CODE = {
-    FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL), gpt_create, gpt_buffers, gpt_bytes_per_parameter, gpt_shard_elements,
-    gpt_start, gpt_finish, gpt_init, gpt_load, gpt_save, gpt_inputs, gpt_micro_step, gpt_update, gpt_finish_step,
-    gpt_evaluate, gpt_logits, gpt_trace_start, gpt_trace_stop};
+extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
+                                 gpt_create,
+                                 gpt_buffers,
+                                 gpt_bytes_per_parameter,
+                                 gpt_shard_elements,
+                                 gpt_start,
+                                 gpt_finish,
+                                 gpt_init,
+                                 gpt_load,
+                                 gpt_save,
+                                 gpt_inputs,
+                                 gpt_micro_step,
+                                 gpt_update,
+                                 gpt_finish_step,
+                                 gpt_evaluate,
+                                 gpt_logits,
+                                 gpt_trace_start,
+                                 gpt_trace_stop};

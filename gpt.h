@@ -1,5 +1,5 @@
-// gpt.h: the model as the program sees it. gpt.cu is compiled once per compute dtype (and, on CPUs, per
-// SIMD level); each copy is one GptCode, and the program picks one at start.
+// gpt.h: the model as the program sees it. gpt.cu is compiled once per compute dtype (and, on CPUs,
+// per SIMD level); each copy is one GptCode, and the program picks one at start.
 #pragma once
 
 #include "config.h"
@@ -10,7 +10,8 @@ typedef struct Gpt Gpt;
 // What is kept of every parameter.
 typedef enum { GPT_PARAMETERS, GPT_GRADIENTS, GPT_MOMENT_M, GPT_MOMENT_V } GptArray;
 
-typedef void (*GptFill)(float *dst, size_t n, const ModelConfig *m, int id, int layer, size_t first, uint64_t seed);
+typedef void (*GptFill)(float *dst, size_t n, const ModelConfig *m, int id, int layer, size_t first,
+                        uint64_t seed);
 
 // What a step came to, the same on all ranks.
 typedef struct {
@@ -36,11 +37,12 @@ typedef struct {
     // Allocates the buffers of the table and joins the other ranks.
     void (*start)(Gpt *g, ncclUniqueId id);
     void (*finish)(Gpt *g);
-    // Parameters from the seed, or from a model file with the same sizes. fill is tensor_init, compiled for the
-    // plainest processor: the same weights at every SIMD level.
+    // Parameters from the seed, or from a model file with the same sizes. fill is tensor_init,
+    // compiled for the plainest processor: the same weights at every SIMD level.
     void (*init)(Gpt *g, GptFill fill, uint64_t seed);
     void (*load)(Gpt *g, const char *path);
-    // Writes one of the four arrays as a model file; returns when all ranks have written their part.
+    // Writes one of the four arrays as a model file; returns when all ranks have written their
+    // part.
     void (*save)(Gpt *g, GptArray what, const char *path, bool as_bf16);
 
     // Host memory for micro-step i: B*T tokens, then B*T targets (-1: not counted).

@@ -1,8 +1,8 @@
-// ranks.h: the processes of a run: who starts them, which one this is, and the few words that the hosts
-// exchange. Data of the model never goes this way (see NCCL).
+// ranks.h: the processes of a run: who starts them, which one this is, and the few words that the
+// hosts exchange. Data of the model never goes this way (see NCCL).
 //
-// Under mpirun the ranks come from MPI. With --ranks N this process forks N ranks and watches them: the
-// first that fails takes the others down. Else there is one rank.
+// Under mpirun the ranks come from MPI. With --ranks N this process forks N ranks and watches them:
+// the first that fails takes the others down. Else there is one rank.
 #pragma once
 
 #include "lib/die.h"
@@ -36,7 +36,8 @@ typedef struct {
     RanksShared *shared;          // forked ranks only
 } Ranks;
 
-// ---- start -----------------------------------------------------------------------------------------------
+// ---- start
+// -----------------------------------------------------------------------------------------------
 
 static bool ranks_under_mpirun(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK") || getenv("PMIX_RANK");
@@ -65,7 +66,8 @@ static void ranks_start_mpi(Ranks *r) {
 }
 #endif
 
-// ---- forked ranks: the parent's part ---------------------------------------------------------------------
+// ---- forked ranks: the parent's part
+// ---------------------------------------------------------------------
 
 static pid_t *ranks_children;
 static int ranks_nchildren;
@@ -90,7 +92,8 @@ static int ranks_watch(void) {
         if ((WIFEXITED(status) && WEXITSTATUS(status) == 0) || code != 0) continue;
         code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (WIFSIGNALED(status))
-            fprintf(stderr, "train_gpt: rank %d was ended by signal %d (%s); stopping the other ranks\n",
+            fprintf(stderr,
+                    "train_gpt: rank %d was ended by signal %d (%s); stopping the other ranks\n",
                     rank, WTERMSIG(status), strsignal(WTERMSIG(status)));
         ranks_forward_signal(SIGKILL);
     }
@@ -99,7 +102,8 @@ static int ranks_watch(void) {
 
 // Forks n ranks and returns in each of them; the parent never returns.
 static void ranks_fork(Ranks *r, int n) {
-    void *p = mmap(NULL, sizeof(RanksShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    void *p =
+        mmap(NULL, sizeof(RanksShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) die("cannot map memory shared by %d ranks: %s", n, strerror(errno));
     r->shared = (RanksShared *)p;
     ranks_children = (pid_t *)calloc((size_t)n, sizeof(pid_t));
@@ -147,10 +151,12 @@ static Ranks ranks_start(int wanted) {
 #ifdef USE_MPI
         ranks_start_mpi(&r);
         if (wanted && wanted != r.world)
-            die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted, r.world);
+            die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted,
+                    r.world);
 #else
-        die_all("started by mpirun, but built without MPI: install libopenmpi-dev and run make again, "
-                "or use --ranks N");
+        die_all(
+            "started by mpirun, but built without MPI: install libopenmpi-dev and run make again, "
+            "or use --ranks N");
 #endif
     } else if (wanted > 1) {
         ranks_fork(&r, wanted);
@@ -166,7 +172,8 @@ static void ranks_finish(void) {
 #endif
 }
 
-// ---- words between hosts; every rank has to call -------------------------------------------------------------
+// ---- words between hosts; every rank has to call
+// -------------------------------------------------------------
 
 static inline void ranks_pause(void) {
 #ifdef EMULATOR
@@ -201,7 +208,8 @@ static void ranks_barrier(Ranks *r) {
 
 // Copies rank 0's bytes to all.
 static void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
-    if (bytes > RANKS_WORDS) die("ranks_broadcast: expected at most %d bytes, found %zu", RANKS_WORDS, bytes);
+    if (bytes > RANKS_WORDS)
+        die("ranks_broadcast: expected at most %d bytes, found %zu", RANKS_WORDS, bytes);
 #ifdef USE_MPI
     if (!r->shared && r->world > 1) {
         MPI_Request request;

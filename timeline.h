@@ -22,8 +22,10 @@ typedef struct {
     int open[TIMELINE_STREAMS];  // index of the stream's unfinished span, -1: none
 } Timeline;
 
-static void timeline_start(Timeline *t, cudaStream_t compute, cudaStream_t gather, cudaStream_t reduce) {
-    *t = (Timeline){{compute, gather, reduce}, {"compute", "gather", "reduce"}, NULL, NULL, 0, 0, {-1, -1, -1}};
+static void timeline_start(Timeline *t, cudaStream_t compute, cudaStream_t gather,
+                           cudaStream_t reduce) {
+    *t = (Timeline){
+        {compute, gather, reduce}, {"compute", "gather", "reduce"}, NULL, NULL, 0, 0, {-1, -1, -1}};
     cudaEventCreate(&t->origin);
     cudaEventRecord(t->origin, compute);
 }
@@ -44,7 +46,8 @@ static void timeline_begin(Timeline *t, cudaStream_t stream, const char *kind, c
     }
     TimelineSpan *s = &t->spans[t->count];
     s->stream = timeline_stream(t, stream);
-    if (t->open[s->stream] >= 0) die("trace: %s begins inside %s", kind, t->spans[t->open[s->stream]].name);
+    if (t->open[s->stream] >= 0)
+        die("trace: %s begins inside %s", kind, t->spans[t->open[s->stream]].name);
     t->open[s->stream] = t->count++;
     snprintf(s->name, sizeof s->name, "%s %s", kind, unit);
     cudaEventCreate(&s->begin);
@@ -64,15 +67,19 @@ static void timeline_write(Timeline *t, const char *path, int rank) {
     FILE *f = fopen_check(path, "w");
     fprintf(f, "[\n");
     for (int i = 0; i < TIMELINE_STREAMS; i++)
-        fprintf(f, "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":\"%s\"}},\n", rank,
-                i, t->stream_names[i]);
+        fprintf(f,
+                "{\"name\":\"thread_name\",\"ph\":\"M\",\"pid\":%d,\"tid\":%d,\"args\":{\"name\":"
+                "\"%s\"}},\n",
+                rank, i, t->stream_names[i]);
     for (int i = 0; i < t->count; i++) {
         TimelineSpan *s = &t->spans[i];
         float start = 0, length = 0;
         cudaEventElapsedTime(&start, t->origin, s->begin);
         cudaEventElapsedTime(&length, s->begin, s->end);
-        fprintf(f, "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}%s\n", s->name, rank,
-                s->stream, 1e3 * (double)start, 1e3 * (double)length, i + 1 < t->count ? "," : "");
+        fprintf(f,
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}%s\n",
+                s->name, rank, s->stream, 1e3 * (double)start, 1e3 * (double)length,
+                i + 1 < t->count ? "," : "");
         cudaEventDestroy(s->begin);
         cudaEventDestroy(s->end);
     }

@@ -1,5 +1,6 @@
-// train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training loop.
-// The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices' kernels.
+// train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
+// loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
+// kernels.
 #include "dataloader.h"
 #include "gpt.h"
 #include "lib/logger.h"
@@ -22,21 +23,22 @@ typedef struct {
     const GptCode *code;
     Gpt *gpt;
     GptConfig config;
-    int micro_steps;         // per optimizer step
+    int micro_steps;  // per optimizer step
     long steps;
-    bool text;               // data are bytes
+    bool text;  // data are bytes
     DataLoader train, val;
-    Tokenizer tokenizer;     // V == 0: none
+    Tokenizer tokenizer;  // V == 0: none
     Logger logger;
     Watchdog watchdog;
     char device[256];
-    double peak;             // flops a second of one rank's device, 0: unknown
-    uint64_t tokens;         // trained on so far
+    double peak;      // flops a second of one rank's device, 0: unknown
+    uint64_t tokens;  // trained on so far
     int skips, skips_in_a_row;
-    double ms_mean;          // of the steps so far, for the ETA
+    double ms_mean;  // of the steps so far, for the ETA
 } Run;
 
-// ---- the copies of the model ---------------------------------------------------------------------------
+// ---- the copies of the model
+// ---------------------------------------------------------------------------
 
 #ifdef DEVICE_CPU
 extern const GptCode gpt_fp32_generic, gpt_fp32_avx2, gpt_fp32_avx512;
@@ -49,10 +51,15 @@ static const GptCode *choose_code(bool bf16) {
                        __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
                    ? 2
                : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1
-                                                                                   : 0;
-    int level = !wish ? best : !strcmp(wish, "generic") ? 0 : !strcmp(wish, "avx2") ? 1 : !strcmp(wish, "avx512") ? 2 : -1;
+                                                                                 : 0;
+    int level = !wish                      ? best
+                : !strcmp(wish, "generic") ? 0
+                : !strcmp(wish, "avx2")    ? 1
+                : !strcmp(wish, "avx512")  ? 2
+                                           : -1;
     if (level < 0 || level > best)
-        die_all("FSDP_SIMD=%s: expected generic, avx2 or avx512, as far as this processor has it", wish);
+        die_all("FSDP_SIMD=%s: expected generic, avx2 or avx512, as far as this processor has it",
+                wish);
     const GptCode *all[2][3] = {{&gpt_fp32_generic, &gpt_fp32_avx2, &gpt_fp32_avx512},
                                 {&gpt_bf16_generic, &gpt_bf16_avx2, &gpt_bf16_avx512}};
     return all[bf16][level];
@@ -65,12 +72,14 @@ static const GptCode *choose_code(bool bf16) {
 }
 #endif
 
-// ---- options to a plan: everything is checked before anything is allocated ---------------------------------
+// ---- options to a plan: everything is checked before anything is allocated
+// ---------------------------------
 
 static void plan_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
-    if (!o->train[0] && !o->dry_run) die_all("--train: expected token shards or text files, found none");
+    if (!o->train[0] && !o->dry_run)
+        die_all("--train: expected token shards or text files, found none");
     int data_vocab = o->train[0] ? dataloader_default_vocab(o->train) : SHARD_VOCAB;
     r->text = data_vocab == TEXT_VOCAB;
     if (model_is_file(o->model)) {
@@ -82,12 +91,14 @@ static void plan_model(Run *r) {
         if (!c->model.V) model_set_vocab(&c->model, data_vocab);
     }
     if (r->text && c->model.V < TEXT_VOCAB)
-        die_all("--model: a vocabulary of %d for text data, which has %d tokens", c->model.V, TEXT_VOCAB);
+        die_all("--model: a vocabulary of %d for text data, which has %d tokens", c->model.V,
+                TEXT_VOCAB);
     c->B = o->batch;
     c->T = o->seq ? o->seq : c->model.T;
     if (c->T > c->model.T)
         die_all("--seq %d: the model knows at most %d positions (T in --model)", c->T, c->model.T);
-    if (c->B > (1 << 30) / c->T) die_all("--batch %d x --seq %d: expected at most 2^30 tokens", c->B, c->T);
+    if (c->B > (1 << 30) / c->T)
+        die_all("--batch %d x --seq %d: expected at most 2^30 tokens", c->B, c->T);
     c->logits_rows = o->logits_rows;
     c->unit = o->unit, c->unit_k = o->unit_k;
     c->recompute = o->recompute, c->recompute_k = o->recompute_k;
@@ -98,12 +109,14 @@ static void plan_steps(Run *r) {
     uint64_t round = (uint64_t)r->config.B * (uint64_t)r->config.T * (uint64_t)r->ranks.world;
     uint64_t wanted = o->tokens_per_step ? o->tokens_per_step : round;
     if (wanted % round)
-        die_all("--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = %llu; nearest: %llu",
-                (unsigned long long)wanted, r->config.B, r->config.T, r->ranks.world, (unsigned long long)round,
+        die_all("--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = "
+                "%llu; nearest: %llu",
+                (unsigned long long)wanted, r->config.B, r->config.T, r->ranks.world,
+                (unsigned long long)round,
                 (unsigned long long)(wanted < round ? round : wanted / round * round));
     if (wanted / round > 1 << 20)
-        die_all("--tokens-per-step %llu: expected at most 2^20 micro-steps, found %llu", (unsigned long long)wanted,
-                (unsigned long long)(wanted / round));
+        die_all("--tokens-per-step %llu: expected at most 2^20 micro-steps, found %llu",
+                (unsigned long long)wanted, (unsigned long long)(wanted / round));
     r->micro_steps = (int)(wanted / round);
 }
 
@@ -112,15 +125,19 @@ static int plan_group(const Run *r) {
     const Options *o = &r->o;
     int world = r->ranks.world, node = r->ranks.local_world;
     switch (o->shard) {
-    case SHARD_NONE: return 1;
+    case SHARD_NONE:
+        return 1;
     case SHARD_HYBRID:
         if (world % o->shard_k)
             die_all("--shard hybrid:%d: expected a divisor of the %d ranks", o->shard_k, world);
         return o->shard_k;
     case SHARD_HYBRID_NODE:
-        if (world % node) die_all("--shard hybrid:node: %d ranks on this node do not divide %d ranks", node, world);
+        if (world % node)
+            die_all("--shard hybrid:node: %d ranks on this node do not divide %d ranks", node,
+                    world);
         return node;
-    default: return world;
+    default:
+        return world;
     }
 }
 
@@ -134,17 +151,22 @@ static void plan_sharding(Run *r) {
     f->resident = o->shard == SHARD_GRADS || o->shard == SHARD_STATES;
     f->bf16_reduce = d.reduce == DTYPE_BF16;
     f->bf16_grads = d.grad == DTYPE_BF16;
-    f->moments = d.moment == DTYPE_FP64 ? MOMENTS_FP64 : d.moment == DTYPE_BF16 ? MOMENTS_BF16 : MOMENTS_FP32;
+    f->moments = d.moment == DTYPE_FP64   ? MOMENTS_FP64
+                 : d.moment == DTYPE_BF16 ? MOMENTS_BF16
+                                          : MOMENTS_FP32;
     f->gather_slots = o->gather_buffers;
     f->grad_slots = o->grad_buffers;
     f->prefetch = o->prefetch < 0 ? o->gather_buffers - 1 : o->prefetch;
     f->micro_steps = r->micro_steps;
     if (f->prefetch >= o->gather_buffers && !f->resident)
-        die_all("--prefetch %d: with --gather-buffers %d at most %d; one buffer holds the unit in use", o->prefetch,
-                o->gather_buffers, o->gather_buffers - 1);
+        die_all(
+            "--prefetch %d: with --gather-buffers %d at most %d; one buffer holds the unit in use",
+            o->prefetch, o->gather_buffers, o->gather_buffers - 1);
     if (o->accumulate == ACCUMULATE_LOCAL && f->ordered)
-        die_all("--accumulate local adds in another order than --reduce ordered promises; use --reduce fast");
-    // ZeRO-1 keeps whole gradients; in the order of the micro-batches they have to be reduced one by one.
+        die_all("--accumulate local adds in another order than --reduce ordered promises; use "
+                "--reduce fast");
+    // ZeRO-1 keeps whole gradients; in the order of the micro-batches they have to be reduced one
+    // by one.
     f->local = o->accumulate == ACCUMULATE_LOCAL || (o->shard == SHARD_STATES && !f->ordered);
     r->code = choose_code(d.gather == DTYPE_BF16);
 }
@@ -159,19 +181,25 @@ static void plan_data(Run *r) {
         uint64_t epoch = r->train.samples / (batches * (uint64_t)c->B);
         if (r->steps <= 0) r->steps = (long)epoch;
         if (r->steps == 0)
-            die_all("--train %s: %llu samples of %d tokens are less than one step of %llu; use a smaller --batch or --seq",
-                    o->train, (unsigned long long)r->train.samples, c->T, (unsigned long long)(batches * (uint64_t)c->B));
+            die_all("--train %s: %llu samples of %d tokens are less than one step of %llu; use a "
+                    "smaller --batch or --seq",
+                    o->train, (unsigned long long)r->train.samples, c->T,
+                    (unsigned long long)(batches * (uint64_t)c->B));
     }
     if (o->val[0]) dataloader_open(&r->val, o->val, c->B, c->T, c->model.V, o->seed, false);
-    if (o->tokenizer[0]) r->tokenizer = tokenizer_open(o->tokenizer);
-    else if (r->text) r->tokenizer = tokenizer_of_bytes();
+    if (o->tokenizer[0])
+        r->tokenizer = tokenizer_open(o->tokenizer);
+    else if (r->text)
+        r->tokenizer = tokenizer_of_bytes();
     if (o->sample_every && !r->tokenizer.V)
         die_all("--sample-every: samples of token shards need --tokenizer tokenizer.bin");
     if (o->sample_every && r->tokenizer.V > c->model.V)
-        die_all("--tokenizer %s has %d tokens, the model %d", o->tokenizer, r->tokenizer.V, c->model.V);
+        die_all("--tokenizer %s has %d tokens, the model %d", o->tokenizer, r->tokenizer.V,
+                c->model.V);
 }
 
-// ---- the start-up table ----------------------------------------------------------------------------------------
+// ---- the start-up table
+// ----------------------------------------------------------------------------------------
 
 static double mib(size_t bytes) {
     return (double)bytes / 1048576.0;
@@ -183,10 +211,12 @@ static void print_memory(const Run *r) {
     double per_parameter = r->code->bytes_per_parameter(r->gpt);
     double exact = per_parameter * (double)model_parameters(&r->config.model) / r->config.fsdp.K;
     printf("memory per rank  ");
-    for (int i = 0; i < 4; i++) printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 3 ? ", " : "");
+    for (int i = 0; i < 4; i++)
+        printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 3 ? ", " : "");
     printf("; together %.1f MiB\n", mib(buffers_bytes(b, NULL)));
-    printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n", per_parameter,
-           r->config.fsdp.K, exact / 1048576.0, 100.0 * ((double)buffers_bytes(b, "state") / exact - 1.0));
+    printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n",
+           per_parameter, r->config.fsdp.K, exact / 1048576.0,
+           100.0 * ((double)buffers_bytes(b, "state") / exact - 1.0));
     if (!r->o.dry_run) return;
     for (int i = 0; i < b->count; i++)
         printf("  %-12s %-32s %14zu bytes\n", b->rows[i].owner, b->rows[i].name, b->rows[i].bytes);
@@ -195,41 +225,51 @@ static void print_memory(const Run *r) {
 static void print_plan(const Run *r) {
     const GptConfig *c = &r->config;
     const ModelConfig *m = &c->model;
-    static const char *const shards[] = {"full", "grads", "states", "none", "hybrid:node", "hybrid"};
+    static const char *const shards[] = {"full", "grads",       "states",
+                                         "none", "hybrid:node", "hybrid"};
     Dtypes d = options_dtypes(&r->o);
     static const char *const dtypes[] = {"", "fp32", "bf16", "fp64"};
-    uint64_t tokens = (uint64_t)c->B * (uint64_t)c->T * (uint64_t)r->ranks.world * (uint64_t)r->micro_steps;
-    printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n", r->o.model, m->L, m->C,
-           m->NH, m->T, m->V, m->Vp, model_parameters(m));
+    uint64_t tokens =
+        (uint64_t)c->B * (uint64_t)c->T * (uint64_t)r->ranks.world * (uint64_t)r->micro_steps;
+    printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n",
+           r->o.model, m->L, m->C, m->NH, m->T, m->V, m->Vp, model_parameters(m));
     printf("device           %s, %s code\n", r->device, r->code->name);
-    printf("ranks            %d (%s), %d on this node", r->ranks.world, r->ranks.launcher, r->ranks.local_world);
+    printf("ranks            %d (%s), %d on this node", r->ranks.world, r->ranks.launcher,
+           r->ranks.local_world);
 #ifdef DEVICE_CPU
     printf(", %d threads each", omp_get_max_threads());
 #endif
-    printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n", shards[r->o.shard], c->fsdp.K,
-           c->fsdp.world / c->fsdp.K, c->fsdp.ordered ? "ordered" : "fast");
-    printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient shards %s, moments %s\n",
+    printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n",
+           shards[r->o.shard], c->fsdp.K, c->fsdp.world / c->fsdp.K,
+           c->fsdp.ordered ? "ordered" : "fast");
+    printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient "
+           "shards %s, moments %s\n",
            dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
-    printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B, c->T,
-           r->ranks.world, r->micro_steps, (unsigned long long)tokens);
+    printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
+           c->T, r->ranks.world, r->micro_steps, (unsigned long long)tokens);
     if (r->train.samples)
-        printf("data             %llu tokens in %d file(s), %llu samples; %ld steps = %.2f epochs\n",
-               (unsigned long long)r->train.tokens, r->train.file_count, (unsigned long long)r->train.samples,
-               r->steps, (double)r->steps * (double)(tokens / (uint64_t)c->T) / (double)r->train.samples);
+        printf(
+            "data             %llu tokens in %d file(s), %llu samples; %ld steps = %.2f epochs\n",
+            (unsigned long long)r->train.tokens, r->train.file_count,
+            (unsigned long long)r->train.samples, r->steps,
+            (double)r->steps * (double)(tokens / (uint64_t)c->T) / (double)r->train.samples);
     if (r->peak > 0) printf("peak             %.0f Tflop/s a rank\n", r->peak * 1e-12);
     print_memory(r);
     fflush(stdout);
 }
 
-// ---- start ------------------------------------------------------------------------------------------------------
+// ---- start
+// ------------------------------------------------------------------------------------------------------
 
 static void start_device(Run *r) {
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0)
-        die_all("no GPU answers (%s); on a machine without one build with: make DEVICE=cpu", cudaGetErrorString(e));
+        die_all("no GPU answers (%s); on a machine without one build with: make DEVICE=cpu",
+                cudaGetErrorString(e));
     if (r->ranks.local_world > devices && devices > 1)
-        die_all("%d ranks on a node with %d GPUs: start at most one rank for each GPU", r->ranks.local_world, devices);
+        die_all("%d ranks on a node with %d GPUs: start at most one rank for each GPU",
+                r->ranks.local_world, devices);
     cudaSetDevice(r->ranks.local_rank % devices);
     cudaDeviceProp properties;
     cudaGetDeviceProperties(&properties, r->ranks.local_rank % devices);
@@ -248,24 +288,32 @@ static void check_memory(const Run *r) {
     needed *= (size_t)r->ranks.local_world;
 #endif
     if (needed > free_bytes)
-        die_all("%.1f MiB are needed on this node and %.1f MiB are free; use more nodes, a smaller --batch, --recompute "
-                "layer or a smaller model (--dry-run shows what takes the memory)", mib(needed), mib(free_bytes));
+        die_all("%.1f MiB are needed on this node and %.1f MiB are free; use more nodes, a smaller "
+                "--batch, --recompute "
+                "layer or a smaller model (--dry-run shows what takes the memory)",
+                mib(needed), mib(free_bytes));
 }
 
 static void start_model(Run *r) {
     ncclUniqueId id;
-    if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess) die("cannot create a communicator's id");
+    if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
+        die("cannot create a communicator's id");
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
-    if (model_is_file(r->o.model)) r->code->load(r->gpt, r->o.model);
-    else r->code->init(r->gpt, tensor_init, r->o.seed);
+    if (model_is_file(r->o.model))
+        r->code->load(r->gpt, r->o.model);
+    else
+        r->code->init(r->gpt, tensor_init, r->o.seed);
 }
 
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
-    if (r->o.dry_run) r->ranks = (Ranks){0, r->o.ranks ? r->o.ranks : 1, 0, r->o.ranks ? r->o.ranks : 1, "dry run", NULL};
-    else r->ranks = ranks_start(r->o.ranks);
+    if (r->o.dry_run)
+        r->ranks = (Ranks){
+            0, r->o.ranks ? r->o.ranks : 1, 0, r->o.ranks ? r->o.ranks : 1, "dry run", NULL};
+    else
+        r->ranks = ranks_start(r->o.ranks);
     if (!r->o.dry_run) start_device(r);
     plan_model(r);
     plan_steps(r);
@@ -289,7 +337,8 @@ static void start(Run *r, int argc, char **argv) {
     start_model(r);
 }
 
-// ---- validation and samples: every rank takes part ---------------------------------------------------------------
+// ---- validation and samples: every rank takes part
+// ---------------------------------------------------------------
 
 // Mean loss over the first val-batches micro-batches, the same for any number of ranks.
 static double validate(Run *r) {
@@ -298,13 +347,16 @@ static double validate(Run *r) {
     int world = r->ranks.world;
     size_t BT = (size_t)r->config.B * (size_t)r->config.T;
     double loss = 0, tokens = 0;
-    double *losses = (double *)malloc_check(2 * sizeof(double) * (size_t)world), *counts = losses + world;
+    double *losses = (double *)malloc_check(2 * sizeof(double) * (size_t)world),
+           *counts = losses + world;
     int *inputs = r->code->inputs(r->gpt, 0);
     for (uint64_t at = 0; at < batches; at += (uint64_t)world) {
         uint64_t batch = at + (uint64_t)r->ranks.rank;
-        if (batch < batches) dataloader_fetch(&r->val, batch, inputs, inputs + BT);
+        if (batch < batches)
+            dataloader_fetch(&r->val, batch, inputs, inputs + BT);
         else
-            for (size_t i = 0; i < BT; i++) inputs[i] = 0, inputs[BT + i] = -1;  // nothing left for this rank
+            for (size_t i = 0; i < BT; i++)
+                inputs[i] = 0, inputs[BT + i] = -1;  // nothing left for this rank
         r->code->evaluate(r->gpt, losses, counts);
         watchdog_alive(&r->watchdog);
         for (int i = 0; i < world; i++) loss += losses[i], tokens += counts[i];
@@ -317,9 +369,13 @@ static void report_validation(Run *r, long step) {
     double loss = validate(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
-    if (r->o.json) printf("{\"step\":%ld,\"val_loss\":%.9g}\n", step, loss);
-    else if (r->text) printf("step %ld/%ld  validation loss %.4f (%.3f bits a byte)\n", step, r->steps, loss, loss / log(2.0));
-    else printf("step %ld/%ld  validation loss %.4f\n", step, r->steps, loss);
+    if (r->o.json)
+        printf("{\"step\":%ld,\"val_loss\":%.9g}\n", step, loss);
+    else if (r->text)
+        printf("step %ld/%ld  validation loss %.4f (%.3f bits a byte)\n", step, r->steps, loss,
+               loss / log(2.0));
+    else
+        printf("step %ld/%ld  validation loss %.4f\n", step, r->steps, loss);
     fflush(stdout);
 }
 
@@ -362,7 +418,8 @@ static void report_sample(Run *r, long step) {
     free(logits);
 }
 
-// ---- the training loop ---------------------------------------------------------------------------------------------
+// ---- the training loop
+// ---------------------------------------------------------------------------------------------
 
 static double now_ms(void) {
     struct timespec t;
@@ -373,7 +430,8 @@ static double now_ms(void) {
 // Global index of this rank's micro-batch: step, then micro-step, then rank.
 static uint64_t batch_index(const Run *r, long step, int micro_step) {
     uint64_t in_step = (uint64_t)micro_step * (uint64_t)r->ranks.world + (uint64_t)r->ranks.rank;
-    uint64_t before = r->o.overfit ? 0 : (uint64_t)step * (uint64_t)r->micro_steps * (uint64_t)r->ranks.world;
+    uint64_t before =
+        r->o.overfit ? 0 : (uint64_t)step * (uint64_t)r->micro_steps * (uint64_t)r->ranks.world;
     return before + in_step;
 }
 
@@ -382,12 +440,14 @@ static GptStep train_step(Run *r, long step, double lr) {
     for (int i = 0; i < r->micro_steps; i++) {
         int *inputs = r->code->inputs(r->gpt, i);
         dataloader_fetch(&r->train, batch_index(r, step, i), inputs, inputs + BT);
-        dataloader_prefetch(&r->train, i + 1 < r->micro_steps ? batch_index(r, step, i + 1) : batch_index(r, step + 1, 0));
+        dataloader_prefetch(&r->train, i + 1 < r->micro_steps ? batch_index(r, step, i + 1)
+                                                              : batch_index(r, step + 1, 0));
         r->code->micro_step(r->gpt, i);
         watchdog_alive(&r->watchdog);
     }
     const Options *o = &r->o;
-    GptUpdate update = {(float)lr, o->beta1, o->beta2, o->eps, o->weight_decay, o->grad_clip, step, o->seed};
+    GptUpdate update = {(float)lr,       o->beta1,     o->beta2, o->eps,
+                        o->weight_decay, o->grad_clip, step,     o->seed};
     r->code->update(r->gpt, &update);
     GptStep s = r->code->finish_step(r->gpt);
     watchdog_alive(&r->watchdog);
@@ -401,10 +461,14 @@ static void count_skips(Run *r, long step, const GptStep *s) {
     }
     r->skips++;
     if (r->ranks.rank == 0)
-        fprintf(stderr, "train_gpt: step %ld: loss %g, gradient norm %g; the update is skipped (%d so far)\n", step,
-                s->loss, s->norm, r->skips);
+        fprintf(
+            stderr,
+            "train_gpt: step %ld: loss %g, gradient norm %g; the update is skipped (%d so far)\n",
+            step, s->loss, s->norm, r->skips);
     if (++r->skips_in_a_row == SKIPS_IN_A_ROW)
-        die_all("%d steps in a row without a finite gradient: use a smaller --lr or look at the data", SKIPS_IN_A_ROW);
+        die_all(
+            "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
+            SKIPS_IN_A_ROW);
 }
 
 static void report_step(Run *r, long step, double lr, double ms, const GptStep *s) {
@@ -430,10 +494,12 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
         long eta = (long)(1e-3 * r->ms_mean * (double)(r->steps - step - 1));
         char mfu[16] = "n/a";
         if (r->peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * x.mfu);
-        printf("step %ld/%ld | loss %.4f | norm %.4f (before clipping) | lr %.2e | %.0f ms | %.0f tok/s | MFU %s | "
-               "%.0f MiB | comm %.0f%% (%.1f MiB) | ETA %ld:%02ld:%02ld\n", step + 1, r->steps, x.loss, x.norm, lr, ms,
-               x.tokens_per_second, mfu, mib(x.memory), 100 * x.comm_share,
-               (x.gathered + x.reduced + x.allreduced) / 1048576.0, eta / 3600, eta / 60 % 60, eta % 60);
+        printf("step %ld/%ld | loss %.4f | norm %.4f (before clipping) | lr %.2e | %.0f ms | %.0f "
+               "tok/s | MFU %s | "
+               "%.0f MiB | comm %.0f%% (%.1f MiB) | ETA %ld:%02ld:%02ld\n",
+               step + 1, r->steps, x.loss, x.norm, lr, ms, x.tokens_per_second, mfu, mib(x.memory),
+               100 * x.comm_share, (x.gathered + x.reduced + x.allreduced) / 1048576.0, eta / 3600,
+               eta / 60 % 60, eta % 60);
     }
     fflush(stdout);
 }
@@ -441,8 +507,10 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
 // Rank 0 writes FILE, rank i FILE.i.
 static void write_trace(Run *r) {
     char path[4096];
-    if (r->ranks.rank == 0) snprintf(path, sizeof path, "%s", r->o.trace);
-    else snprintf(path, sizeof path, "%s.%d", r->o.trace, r->ranks.rank);
+    if (r->ranks.rank == 0)
+        snprintf(path, sizeof path, "%s", r->o.trace);
+    else
+        snprintf(path, sizeof path, "%s.%d", r->o.trace, r->ranks.rank);
     r->code->trace_stop(r->gpt, path);
 }
 

@@ -8,7 +8,12 @@
 #include "gemm.h"
 #include "simd.h"
 
-enum { TILE_ROWS = 256, TILE_COLS = 512, WIDE_COLS = 1024, FORWARD_COLS = 128 };
+enum { TILE_ROWS = 256, TILE_COLS = 512, WIDE_COLS = 1024 };
+#ifndef FR
+#define FR 512
+#define FC 128
+#endif
+enum { FORWARD_ROWS = FR, FORWARD_COLS = FC };
 enum { DEPTH = 512 };          // of a piece of a sum, in the backward
 enum { WEIGHT_ROWS = 2048 };   // rows of dout that are kept transposed
 #define TILE_BYTES ((size_t)TILE_ROWS * WIDE_COLS * sizeof(float))
@@ -67,6 +72,11 @@ static inline int panel_width(int cols) {
     return (int)round_up((size_t)tiles_of(cols, tiles_of(cols, 768)), 16);
 }
 
+// Longest piece of a sum in the forward. In fp32 whole sums are faster than copies.
+static inline int forward_depth(int Cin) {
+    return sizeof(floatX) == 2 ? panel_width(Cin) : Cin;
+}
+
 static size_t panels_bytes(int C) {
     return (size_t)4 * C * C * sizeof(floatX);
 }
@@ -99,7 +109,7 @@ static inline const floatX *without_gaps(floatX *pack, const floatX *a, size_t l
 // sum (tile) = inp (tile.rows, Cin) @ weight^T (Cin, tile.cols), the weight (Cout, Cin) in panels
 static void forward_tile(float *sum, floatX *pack, const floatX *inp, const floatX *panels,
                          const Tile *t, int Cin, int Cout, int thread, Room room) {
-    const int width = panel_width(Cin);
+    const int width = forward_depth(Cin);
     for (int k = 0; k < Cin; k += width) {
         int depth = Cin - k < width ? Cin - k : width;
         const floatX *a = inp + (size_t)t->row * Cin + k;
@@ -112,11 +122,11 @@ static void forward_tile(float *sum, floatX *pack, const floatX *inp, const floa
 
 static void linear_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight,
                            const floatX *bias, int rows, int Cin, int Cout, bool gelu) {
-    const bool deep = panel_width(Cin) != Cin;
-    const int tile_rows = deep ? even_tile_rows(rows) : TILE_ROWS;
-    const int tile_cols = !deep ? FORWARD_COLS : Cout <= WIDE_COLS ? Cout : TILE_COLS;
+    const int width = forward_depth(Cin);
+    const int tile_rows = width < Cin ? even_tile_rows(rows) : FORWARD_ROWS;
+    const int tile_cols = width == Cin ? FORWARD_COLS : Cout <= WIDE_COLS ? Cout : TILE_COLS;
     const int tiles = tiles_of(rows, tile_rows) * tiles_of(Cout, tile_cols);
-    const floatX *panels = in_panels(weight, Cout, Cin, panel_width(Cin));
+    const floatX *panels = in_panels(weight, Cout, Cin, width);
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
@@ -172,9 +182,13 @@ static void dinp_tile(float *sum, floatX *pack, const floatX *dout, const floatX
     for (int k = 0; k < Cout; k += DEPTH) {
         int depth = Cout - k < DEPTH ? Cout - k : DEPTH;
         const floatX *a = dout + (size_t)t->row * Cout + k;
-        a = without_gaps(pack, a, (size_t)Cout, t->rows, depth);
-        Product p = {t->rows, t->cols,       depth,           false,          false,
-                     k > 0,   (size_t)depth, (size_t)t->cols, (size_t)t->cols};
+        size_t lda = (size_t)Cout;
+        if (sizeof(floatX) == 2) {  // in fp32 the slower kernel is no slower than the copy
+            a = without_gaps(pack, a, lda, t->rows, depth);
+            lda = (size_t)depth;
+        }
+        Product p = {t->rows, t->cols, depth,           false,          false,
+                     k > 0,   lda,     (size_t)t->cols, (size_t)t->cols};
         gemm_run(&p, thread, room, a, panel + (size_t)k * t->cols, sum);
     }
 }

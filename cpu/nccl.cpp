@@ -1,10 +1,11 @@
 // cpu/nccl.cpp: collectives between processes, see nccl.h.
 //
-// A collective is a sequence of rounds. In a round each rank copies a piece of its data into its staging
-// area, announces the round, waits for the others' announcements and reads their areas: two memory copies
-// in all. Areas are used alternately: a rank announces round n only after it has read everything of round
-// n-1, so an area may be written again two rounds later without a further barrier. The head of an area
-// carries the call's signature, which every reader compares with its own.
+// A collective is a sequence of rounds. In a round each rank copies a piece of its data into its
+// staging area, announces the round, waits for the others' announcements and reads their areas: two
+// memory copies in all. Areas are used alternately: a rank announces round n only after it has read
+// everything of round n-1, so an area may be written again two rounds later without a further
+// barrier. The head of an area carries the call's signature, which every reader compares with its
+// own.
 #include "nccl.h"
 
 #include "../lib/die.h"
@@ -52,8 +53,8 @@ struct ncclComm {
     uint64_t round;
     Shared *shared;
     size_t shared_bytes;
-    int spins;                // polls before giving up the core
-    std::vector<int> lane;    // of each rank on this node; -1: on another node
+    int spins;                    // polls before giving up the core
+    std::vector<int> lane;        // of each rank on this node; -1: on another node
     std::vector<Area *> inbound;  // where a remote rank's area arrives (two per rank)
 #ifdef USE_MPI
     MPI_Comm mpi;
@@ -61,7 +62,8 @@ struct ncclComm {
 #endif
 };
 
-// ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry ---------------
+// ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry
+// ---------------
 
 struct FileAddress {
     int64_t pid, fd;
@@ -70,7 +72,8 @@ struct FileAddress {
 static FileAddress shared_create(int lanes) {
     int fd = memfd_create("fsdp-collectives", 0);
     size_t bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
-    if (fd < 0 || ftruncate(fd, (off_t)bytes)) die("shared memory for %d ranks: expected %zu bytes, %m", lanes, bytes);
+    if (fd < 0 || ftruncate(fd, (off_t)bytes))
+        die("shared memory for %d ranks: expected %zu bytes, %m", lanes, bytes);
     return {getpid(), fd};
 }
 
@@ -81,8 +84,9 @@ static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
     c->shared_bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
     struct stat s;
     if (fd < 0 || fstat(fd, &s) || (size_t)s.st_size < c->shared_bytes)
-        die("shared memory %s of rank 0: expected a file of %zu bytes (same machine, same user), %m", path,
-            c->shared_bytes);
+        die("shared memory %s of rank 0: expected a file of %zu bytes (same machine, same user), "
+            "%m",
+            path, c->shared_bytes);
     void *p = mmap(NULL, c->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     if (p == MAP_FAILED) die("shared memory %s: cannot map %zu bytes, %m", path, c->shared_bytes);
     close(fd);
@@ -90,7 +94,8 @@ static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
     c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 20000 : 50;
 }
 
-// ---- one round ------------------------------------------------------------------------------------------
+// ---- one round
+// ------------------------------------------------------------------------------------------
 
 static Area *own_area(const ncclComm *c, uint64_t round) {
     return &c->shared->lanes[c->lane[c->rank]].areas[round & 1];
@@ -134,7 +139,8 @@ void cpu_collective_status(char *text, size_t room) {
     if (!c) return;
     int j = waiting.rank;
     const Signature *s = &own_area(c, c->round)->signature;
-    snprintf(text, room, "collective %lu, %s of %lu elements, waits for rank %d of %d, which has come to %lu",
+    snprintf(text, room,
+             "collective %lu, %s of %lu elements, waits for rank %d of %d, which has come to %lu",
              (unsigned long)c->round, s->tag, (unsigned long)s->count, j, c->size,
              (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
 }
@@ -167,14 +173,17 @@ static const char *round_read(ncclComm *c, int j) {
         area = &c->inbound[j][c->round & 1];
     }
     const Signature *own = &own_area(c, c->round)->signature, *s = &area->signature;
-    if (strcmp(own->tag, s->tag) || own->count != s->count || own->type != s->type || own->op != s->op)
-        die("collective %lu: rank %d calls %s of %lu elements (type %d), rank %d calls %s of %lu (type %d)",
-            (unsigned long)c->round, c->rank, own->tag, (unsigned long)own->count, own->type, j, s->tag,
-            (unsigned long)s->count, s->type);
+    if (strcmp(own->tag, s->tag) || own->count != s->count || own->type != s->type ||
+        own->op != s->op)
+        die("collective %lu: rank %d calls %s of %lu elements (type %d), rank %d calls %s of %lu "
+            "(type %d)",
+            (unsigned long)c->round, c->rank, own->tag, (unsigned long)own->count, own->type, j,
+            s->tag, (unsigned long)s->count, s->type);
     return area->data;
 }
 
-// ---- communicators ---------------------------------------------------------------------------------------
+// ---- communicators
+// ---------------------------------------------------------------------------------------
 
 static Signature sign(const char *tag, size_t count, int type, int op) {
     Signature s = {};
@@ -187,7 +196,8 @@ static Signature sign(const char *tag, size_t count, int type, int op) {
 static void exchange_small(ncclComm *c, const void *mine, void *all, size_t bytes) {
     memcpy(round_open(c), mine, bytes);
     round_post(c, sign("CommSplit", bytes, 0, 0), 0, bytes);
-    for (int j = 0; j < c->size; j++) memcpy((char *)all + (size_t)j * bytes, round_read(c, j), bytes);
+    for (int j = 0; j < c->size; j++)
+        memcpy((char *)all + (size_t)j * bytes, round_read(c, j), bytes);
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
@@ -209,16 +219,19 @@ static bool mpi_running(void) {
     return on;
 }
 
-// Builds c from an MPI communicator over the same ranks: who shares this node, and the node's memory.
-// FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one machine can test several.
+// Builds c from an MPI communicator over the same ranks: who shares this node, and the node's
+// memory. FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one machine can
+// test several.
 static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
     c->mpi = mpi;
     MPI_Comm node;
     int world_rank;
     MPI_Comm_rank(MPI_COMM_WORLD, &world_rank);
     const char *pretend = getenv("FSDP_RANKS_PER_NODE");
-    if (pretend && atoi(pretend) > 0) MPI_Comm_split(mpi, world_rank / atoi(pretend), c->rank, &node);
-    else MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &node);
+    if (pretend && atoi(pretend) > 0)
+        MPI_Comm_split(mpi, world_rank / atoi(pretend), c->rank, &node);
+    else
+        MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &node);
     int lane, lanes;
     MPI_Comm_rank(node, &lane);
     MPI_Comm_size(node, &lanes);
@@ -291,7 +304,8 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
     exchange_small(parent, &mine, all.data(), sizeof mine);
     for (const Member &m : all)
         if (m.color == color && color != NCCL_SPLIT_NOCOLOR) group.push_back(m);
-    std::stable_sort(group.begin(), group.end(), [](const Member &a, const Member &b) { return a.key < b.key; });
+    std::stable_sort(group.begin(), group.end(),
+                     [](const Member &a, const Member &b) { return a.key < b.key; });
     ncclComm *c = new ncclComm();
     c->size = (int)group.size();
     for (size_t i = 0; i < group.size(); i++)
@@ -301,8 +315,10 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
     if (mpi_running()) {
         MPI_Comm mpi;
         MPI_Comm_split(parent->mpi, *split ? color : MPI_UNDEFINED, key, &mpi);
-        if (*split) attach_over_mpi(c, mpi);
-        else delete c;
+        if (*split)
+            attach_over_mpi(c, mpi);
+        else
+            delete c;
         return ncclSuccess;
     }
 #endif
@@ -334,15 +350,20 @@ const char *ncclGetErrorString(ncclResult_t result) {
                                        : "invalid argument or a form that the CPU device lacks";
 }
 
-// ---- copies and sums -------------------------------------------------------------------------------------
+// ---- copies and sums
+// -------------------------------------------------------------------------------------
 
 static size_t type_bytes(ncclDataType_t type) {
     switch (type) {
-    case ncclUint8: return 1;
-    case ncclBfloat16: return 2;
+    case ncclUint8:
+        return 1;
+    case ncclBfloat16:
+        return 2;
     case ncclInt32:
-    case ncclFloat32: return 4;
-    case ncclFloat64: return 8;
+    case ncclFloat32:
+        return 4;
+    case ncclFloat64:
+        return 8;
     }
     return 0;
 }
@@ -357,7 +378,8 @@ static void copy(void *dst, const void *src, size_t bytes) {
 #pragma omp parallel for
     for (int t = 0; t < threads; t++) {
         size_t from = (size_t)t * part;
-        if (from < bytes) memcpy((char *)dst + from, (const char *)src + from, std::min(part, bytes - from));
+        if (from < bytes)
+            memcpy((char *)dst + from, (const char *)src + from, std::min(part, bytes - from));
     }
 }
 
@@ -379,7 +401,8 @@ static void store_float(int *dst, int x) {
 }
 
 template <class T, class Wide>
-static void combine_typed(T *dst, const std::vector<const char *> &parts, size_t n, ncclRedOp_t op) {
+static void combine_typed(T *dst, const std::vector<const char *> &parts, size_t n,
+                          ncclRedOp_t op) {
     const size_t BLOCK = 1024;
 #pragma omp parallel for
     for (size_t from = 0; from < n; from += BLOCK) {
@@ -402,20 +425,31 @@ static void combine_typed(T *dst, const std::vector<const char *> &parts, size_t
 }
 
 // dst = parts[0] + parts[1] + ..., in this order (or the maximum).
-static void combine(void *dst, const std::vector<const char *> &parts, size_t n, ncclDataType_t type, ncclRedOp_t op) {
+static void combine(void *dst, const std::vector<const char *> &parts, size_t n,
+                    ncclDataType_t type, ncclRedOp_t op) {
     switch (type) {
-    case ncclBfloat16: combine_typed<bf16, float>((bf16 *)dst, parts, n, op); break;
-    case ncclFloat32: combine_typed<float, float>((float *)dst, parts, n, op); break;
-    case ncclFloat64: combine_typed<double, double>((double *)dst, parts, n, op); break;
-    case ncclInt32: combine_typed<int, int>((int *)dst, parts, n, op); break;
-    case ncclUint8: die("sums of bytes: expected a number type in a reduction");
+    case ncclBfloat16:
+        combine_typed<bf16, float>((bf16 *)dst, parts, n, op);
+        break;
+    case ncclFloat32:
+        combine_typed<float, float>((float *)dst, parts, n, op);
+        break;
+    case ncclFloat64:
+        combine_typed<double, double>((double *)dst, parts, n, op);
+        break;
+    case ncclInt32:
+        combine_typed<int, int>((int *)dst, parts, n, op);
+        break;
+    case ncclUint8:
+        die("sums of bytes: expected a number type in a reduction");
     }
 }
 
-// ---- collectives -----------------------------------------------------------------------------------------
+// ---- collectives
+// -----------------------------------------------------------------------------------------
 
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type, ncclComm_t c,
-                           cudaStream_t) {
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type,
+                           ncclComm_t c, cudaStream_t) {
     size_t bytes = sendcount * type_bytes(type);
     char *out = (char *)recv;
     if (out + (size_t)c->rank * bytes != send) memmove(out + (size_t)c->rank * bytes, send, bytes);
@@ -437,8 +471,8 @@ static size_t part_bytes(const ncclComm *c) {
     return STAGE_BYTES / (size_t)c->size / 64 * 64;
 }
 
-ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t c, cudaStream_t) {
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
     size_t bytes = recvcount * type_bytes(type), part = part_bytes(c);
     std::vector<const char *> parts((size_t)c->size);
     if (c->size == 1) {
@@ -451,15 +485,16 @@ ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, n
         for (size_t j = 0; j < (size_t)c->size; j++)
             if ((int)j != c->rank) copy(stage + j * part, (const char *)send + j * bytes + at, n);
         round_post(c, sign("ReduceScatter", recvcount, type, op), part, n);
-        for (int j = 0; j < c->size; j++) parts[(size_t)j] = round_read(c, j) + (size_t)c->rank * part;
+        for (int j = 0; j < c->size; j++)
+            parts[(size_t)j] = round_read(c, j) + (size_t)c->rank * part;
         parts[(size_t)c->rank] = (const char *)send + (size_t)c->rank * bytes + at;
         combine((char *)recv + at, parts, n / type_bytes(type), type, op);
     }
     return ncclSuccess;
 }
 
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
-                           ncclComm_t c, cudaStream_t) {
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
     size_t bytes = count * type_bytes(type);
     std::vector<const char *> parts((size_t)c->size);
     if (c->size == 1) {
@@ -476,7 +511,8 @@ ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataT
     return ncclSuccess;
 }
 
-// ---- grouped Send and Recv: an all-to-all -----------------------------------------------------------------
+// ---- grouped Send and Recv: an all-to-all
+// -----------------------------------------------------------------
 
 static struct {
     int depth;
@@ -498,13 +534,15 @@ static bool group_add(ncclComm *c, size_t bytes, int peer) {
     return group.comm == c && group.bytes == bytes && peer >= 0 && peer < c->size;
 }
 
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t) {
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t) {
     if (!group_add(c, count * type_bytes(type), peer)) return ncclInvalidArgument;
     group.send[(size_t)peer] = (const char *)send;
     return ncclSuccess;
 }
 
-ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t c, cudaStream_t) {
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t c,
+                      cudaStream_t) {
     if (!group_add(c, count * type_bytes(type), peer)) return ncclInvalidArgument;
     group.recv[(size_t)peer] = (char *)recv;
     return ncclSuccess;
@@ -535,7 +573,8 @@ ncclResult_t ncclGroupEnd(void) {
     if (--group.depth > 0 || group.calls == 0) return ncclSuccess;
     ncclComm *c = group.comm;
     bool complete = group.calls == 2 * c->size;
-    for (int j = 0; complete && j < c->size; j++) complete = group.send[(size_t)j] && group.recv[(size_t)j];
+    for (int j = 0; complete && j < c->size; j++)
+        complete = group.send[(size_t)j] && group.recv[(size_t)j];
     group.calls = 0;
     if (!complete) return ncclInvalidArgument;
     all_to_all(c, group.bytes);

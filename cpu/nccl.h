@@ -1,8 +1,9 @@
 // cpu/nccl.h: the NCCL calls the program uses, between processes on CPUs.
 //
-// Ranks of a node exchange through shared memory, ranks of different nodes through MPI. Every collective
-// blocks until it is done; sums are taken in the order of the ranks, in fp32 for bf16 data.
-// A call in which the ranks disagree (operation, count, type) is named on stderr and ends the job.
+// Ranks of a node exchange through shared memory, ranks of different nodes through MPI. Every
+// collective blocks until it is done; sums are taken in the order of the ranks, in fp32 for bf16
+// data. A call in which the ranks disagree (operation, count, type) is named on stderr and ends the
+// job.
 #pragma once
 
 #include "runtime.h"
@@ -26,17 +27,18 @@ const char *ncclGetErrorString(ncclResult_t result);
 
 // In place as in NCCL: AllGather with send == recv + rank*count elements, ReduceScatter with
 // recv == send + rank*count elements, AllReduce with send == recv.
-ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type, ncclComm_t comm,
-                           cudaStream_t stream);
-ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type, ncclRedOp_t op,
-                               ncclComm_t comm, cudaStream_t stream);
-ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type, ncclRedOp_t op,
+ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type,
                            ncclComm_t comm, cudaStream_t stream);
-// Send and Recv only inside a group in which every rank sends to and receives from every rank, itself
-// included, the same number of bytes (an all-to-all).
-ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
+ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type,
+                               ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataType_t type,
+                           ncclRedOp_t op, ncclComm_t comm, cudaStream_t stream);
+// Send and Recv only inside a group in which every rank sends to and receives from every rank,
+// itself included, the same number of bytes (an all-to-all).
+ncclResult_t ncclSend(const void *send, size_t count, ncclDataType_t type, int peer,
+                      ncclComm_t comm, cudaStream_t stream);
+ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm,
                       cudaStream_t stream);
-ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, ncclComm_t comm, cudaStream_t stream);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 

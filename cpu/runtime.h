@@ -1,7 +1,8 @@
 // cpu/runtime.h: the CUDA runtime calls the program uses, for a machine without a GPU.
 //
-// Streams are eager: a call has finished when it returns, in the order the program issues it, so events
-// and waits only carry time stamps. "Device" memory is one arena of huge pages, handed out in order.
+// Streams are eager: a call has finished when it returns, in the order the program issues it, so
+// events and waits only carry time stamps. "Device" memory is one arena of huge pages, handed out
+// in order.
 #pragma once
 
 #include "bf16.h"
@@ -11,8 +12,16 @@
 typedef struct CpuStream *cudaStream_t;
 typedef struct CpuEvent *cudaEvent_t;
 
-typedef enum { cudaSuccess = 0, cudaErrorMemoryAllocation = 2, cudaErrorNotReady = 600 } cudaError_t;
-typedef enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost, cudaMemcpyDeviceToDevice } cudaMemcpyKind;
+typedef enum {
+    cudaSuccess = 0,
+    cudaErrorMemoryAllocation = 2,
+    cudaErrorNotReady = 600
+} cudaError_t;
+typedef enum {
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice
+} cudaMemcpyKind;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 cudaError_t cudaGetDeviceCount(int *count);
@@ -26,13 +35,15 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 
-// Zeroed, aligned to 64 bytes (2 MiB where it is that large). cudaFree gives the pages back, not the addresses.
+// Zeroed, aligned to 64 bytes (2 MiB where it is that large). cudaFree gives the pages back, not
+// the addresses.
 cudaError_t cudaMalloc(void **ptr, size_t bytes);
 cudaError_t cudaFree(void *ptr);
 cudaError_t cudaMallocHost(void **ptr, size_t bytes);
 cudaError_t cudaFreeHost(void *ptr);
 cudaError_t cudaMemcpy(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind);
-cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind, cudaStream_t stream);
+cudaError_t cudaMemcpyAsync(void *dst, const void *src, size_t bytes, cudaMemcpyKind kind,
+                            cudaStream_t stream);
 cudaError_t cudaMemset(void *ptr, int value, size_t bytes);
 cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t stream);
 
@@ -50,7 +61,7 @@ cudaError_t cudaEventQuery(cudaEvent_t event);
 cudaError_t cudaEventSynchronize(cudaEvent_t event);
 cudaError_t cudaEventElapsedTime(float *ms, cudaEvent_t start, cudaEvent_t end);
 
-// Calls of cudaMalloc that are not freed, and the bytes they asked for (not in CUDA): lets a test assert that a
-// step allocates nothing, and a run what its table says.
+// Calls of cudaMalloc that are not freed, and the bytes they asked for (not in CUDA): lets a test
+// assert that a step allocates nothing, and a run what its table says.
 size_t cpu_allocation_count(void);
 size_t cpu_allocated_bytes(void);

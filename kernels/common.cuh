@@ -133,8 +133,7 @@ __device__ static inline float block_max(float x, float *room) {
     return x;
 }
 
-// ---- the workspace of ops_init, used by one op at a time on the compute stream
-// ---------------------------------
+// ---- the workspace of ops_init, used by one op at a time on the compute stream ----
 
 static struct {
     char *room;

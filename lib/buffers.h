@@ -1,5 +1,6 @@
-// lib/buffers.h: THE table of device memory: every allocation of a run has a row, made once before step 0.
-// The same rows are what the start-up table prints and what --dry-run counts without allocating.
+// lib/buffers.h: THE table of device memory: every allocation of a run has a row, made once before
+// step 0. The same rows are what the start-up table prints and what --dry-run counts without
+// allocating.
 #pragma once
 
 #include "die.h"
@@ -8,7 +9,8 @@
 
 typedef struct {
     char name[40];
-    const char *owner;  // state, gather, gradients, activations, ... : the groups of the printed table
+    const char
+        *owner;  // state, gather, gradients, activations, ... : the groups of the printed table
     size_t bytes;
     void **pointer;  // where its address goes
 } Buffer;
@@ -18,8 +20,8 @@ typedef struct {
     int count;
 } Buffers;
 
-__attribute__((format(printf, 5, 6))) static inline void buffers_add(Buffers *b, const char *owner, void *pointer,
-                                                                     size_t bytes, const char *name, ...) {
+__attribute__((format(printf, 5, 6))) static inline void
+buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const char *name, ...) {
     if (b->count == BUFFERS_MAX) die("buffers: expected at most %d allocations", BUFFERS_MAX);
     if (bytes == 0) return;
     Buffer *row = &b->rows[b->count++];

@@ -43,10 +43,11 @@ typedef struct {
     double lr, ms;
     double tokens_per_second, mfu;  // mfu: share of the peak; NaN if the peak is not known
     double comm_share;              // of the step's time spent waiting for communication
-    double gathered, reduced, allreduced;  // bytes that this rank has received in the step's collectives
+    double gathered, reduced,
+        allreduced;  // bytes that this rank has received in the step's collectives
     long collectives;
-    uint64_t tokens;                // trained on so far, this step included
-    uint64_t memory;                // bytes of this rank's buffers
+    uint64_t tokens;  // trained on so far, this step included
+    uint64_t memory;  // bytes of this rank's buffers
 } StepMetrics;
 
 typedef struct {

@@ -1,5 +1,5 @@
-// lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown progress
-// within the time limit; if not, it says where the rank stands and takes all ranks down.
+// lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown
+// progress within the time limit; if not, it says where the rank stands and takes all ranks down.
 #pragma once
 
 #include "die.h"

@@ -1,4 +1,5 @@
 # test/cpu_reference.mk: the CPU ops as an object file per dtype, for tests of the kernels.
+ifndef CPU_REFERENCE_LIBS
 PRECISION_fp32 := 0
 PRECISION_bf16 := 1
 CPU_REFERENCE_LIBS := -ldnnl
@@ -9,3 +10,4 @@ $$(O)/cpu_reference_$(1).o: test/cpu_reference.cpp test/cpu_reference.h $$(wildc
 	    -DUSE_ONEDNN -DPRECISION_BF16=$$(PRECISION_$(1)) -I. -c $$< -o $$@
 endef
 $(foreach d,fp32 bf16,$(eval $(call cpu_reference,$(d))))
+endif

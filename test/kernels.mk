@@ -1,10 +1,13 @@
 # test/kernels.mk: every kernel against the CPU op, in the emulator: `make test-kernels`, each dtype in the plain, asan
 # and race builds. On a GPU the same source is built by dev/gpu_check.sh. One alone:
 #   make test-kernels-race, or a program of it: build/cpu/emu/race/test_kernels_bf16
+include test/cpu_reference.mk
+
 # Orders of device threads, with their seeds, that each build runs under.
 KERNEL_RUNS_plain := ascending:1 descending:1 random:2 sticky:3
 KERNEL_RUNS_asan := sticky:1
 KERNEL_RUNS_race := sticky:1 random:2
+
 # $(1) variant, $(2) dtype
 define kernel_test
 $$(O)/emu/$(1)/test_kernels_$(2).o: $$(O)/emu/src/test/test_kernels.cu | $$(EMU_MIRROR)

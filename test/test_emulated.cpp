@@ -1,5 +1,6 @@
-// test/test_emulated.cpp: the CUDA program, run by the emulator, trains as the CPU device does, under every
-// schedule of its streams; the race build finds nothing in it, and finds each wait that is left out.
+// test/test_emulated.cpp: the CUDA program, run by the emulator, trains as the CPU device does,
+// under every schedule of its streams; the race build finds nothing in it, and finds each wait that
+// is left out.
 #include "../lib/die.h"
 
 #include <math.h>
@@ -15,7 +16,9 @@ extern "C" {
 #endif
 enum { FOUND = 66 };  // exit code of the emulator's reports
 
-#define OPTIONS "--model gpt2:L=4,C=32,NH=2,T=16,V=37 --train test/reference/tiny/train_*.bin --batch 1 --lr 0.01 --json "
+#define OPTIONS                                                                                    \
+    "--model gpt2:L=4,C=32,NH=2,T=16,V=37 --train test/reference/tiny/train_*.bin --batch 1 --lr " \
+    "0.01 --json "
 
 typedef struct {
     int status;
@@ -41,20 +44,24 @@ static Outcome run(const char *format, ...) {
 
 static int numbers_of(const char *text, const char *name, double *x, int most) {
     int n = 0;
-    for (const char *p = text; n < most && (p = strstr(p, name)); p++) x[n++] = atof(p + strlen(name));
+    for (const char *p = text; n < most && (p = strstr(p, name)); p++)
+        x[n++] = atof(p + strlen(name));
     return n;
 }
 
-static void compare(const char *what, const Outcome *found, const Outcome *expected, double tolerance) {
+static void compare(const char *what, const Outcome *found, const Outcome *expected,
+                    double tolerance) {
     static const char *const names[] = {"\"loss\":", "\"norm\":"};
     if (found->status != 0) fail_msg("%s: exit code %d: %s", what, found->status, found->text);
     for (int k = 0; k < 2; k++) {
         double x[16] = {0}, y[16] = {0};
         int n = numbers_of(found->text, names[k], x, 16);
-        if (n == 0 || n != numbers_of(expected->text, names[k], y, 16)) fail_msg("%s: %s", what, found->text);
+        if (n == 0 || n != numbers_of(expected->text, names[k], y, 16))
+            fail_msg("%s: %s", what, found->text);
         for (int i = 0; i < n; i++)
             if (!(fabs(x[i] - y[i]) <= tolerance * fabs(y[i])))
-                fail_msg("%s: %s of step %d: expected %.9g, found %.9g", what, names[k], i, y[i], x[i]);
+                fail_msg("%s: %s of step %d: expected %.9g, found %.9g", what, names[k], i, y[i],
+                         x[i]);
     }
 }
 
@@ -64,7 +71,8 @@ static void check(const char *environment, int ranks, const char *more, double t
     const char *options = OPTIONS "--tokens-per-step 64 --steps 3";
     expected = run("./train_gpt %s %s --ranks %d", options, more, ranks);
     assert_int_equal(expected.status, 0);
-    found = run("%s " EMULATED "/plain/train_gpt %s %s --ranks %d", environment, options, more, ranks);
+    found =
+        run("%s " EMULATED "/plain/train_gpt %s %s --ranks %d", environment, options, more, ranks);
     char what[512];
     snprintf(what, sizeof what, "%s, %d ranks %s", environment, ranks, more);
     compare(what, &found, &expected, tolerance);
@@ -76,23 +84,27 @@ static const double FP32 = 2e-5, BF16 = 5e-3;
 static void losses_are_the_cpu_devices_in_fp32_under_every_schedule(void **) {
     check("EMU_SCHEDULE=eager", 1, "", FP32);
     check("EMU_SCHEDULE=lazy", 2, "--unit half", FP32);
-    check("EMU_SCHEDULE=random EMU_SEED=2", 2, "--unit matrix --gather-buffers 3 --prefetch 2", FP32);
+    check("EMU_SCHEDULE=random EMU_SEED=2", 2, "--unit matrix --gather-buffers 3 --prefetch 2",
+          FP32);
     check("EMU_SCHEDULE=priority EMU_SEED=3", 2, "--recompute layer", FP32);
-    check("EMU_SCHEDULE=priority EMU_SEED=4", 4, "--shard hybrid:2 --gather-buffers 1 --grad-buffers 1", FP32);
+    check("EMU_SCHEDULE=priority EMU_SEED=4", 4,
+          "--shard hybrid:2 --gather-buffers 1 --grad-buffers 1", FP32);
     check("EMU_SCHEDULE=priority EMU_SEED=5", 4, "--reduce fast --shard states", FP32);
 }
 
 static void losses_are_the_cpu_devices_in_bf16_under_every_schedule(void **) {
     check("EMU_SCHEDULE=eager", 1, "--precision bf16", BF16);
     check("EMU_SCHEDULE=priority EMU_SEED=6", 2, "--precision bf16 --recompute norm", BF16);
-    check("EMU_SCHEDULE=random EMU_SEED=7", 4, "--precision bf16 --reduce-dtype bf16 --moment-dtype bf16", BF16);
+    check("EMU_SCHEDULE=random EMU_SEED=7", 4,
+          "--precision bf16 --reduce-dtype bf16 --moment-dtype bf16", BF16);
 }
 
 #define RACE EMULATED "/race/train_gpt " OPTIONS "--ranks 2 --tokens-per-step 32 --steps 2 "
 
 static void the_race_build_finds_nothing(void **) {
-    static const char *const options[] = {"", "--precision bf16 --unit half --recompute every:2 --tokens-per-step 64",
-                                          "--shard none --reduce fast"};
+    static const char *const options[] = {
+        "", "--precision bf16 --unit half --recompute every:2 --tokens-per-step 64",
+        "--shard none --reduce fast"};
     for (const char *o : options) {
         static Outcome found;
         found = run(EMULATED "/race/train_gpt " OPTIONS "--ranks 2 --steps 2 %s", o);
@@ -101,19 +113,24 @@ static void the_race_build_finds_nothing(void **) {
 }
 
 static void every_wait_that_is_left_out_is_found(void **) {
-    static const char *const defects[] = {"slot freed", "updated", "gathered", "gradient freed", "filled"};
+    static const char *const defects[] = {"slot freed", "updated", "gathered", "gradient freed",
+                                          "filled"};
     for (const char *d : defects) {
         static Outcome found;
         // One gradient slot: with two the next wait would imply the one left out.
         found = run("'FSDP_DEFECT=%s' " RACE "--grad-buffers 1", d);
-        if (found.status != FOUND) fail_msg("without the wait `%s`: expected a report, found exit code %d: %s", d, found.status, found.text);
+        if (found.status != FOUND)
+            fail_msg("without the wait `%s`: expected a report, found exit code %d: %s", d,
+                     found.status, found.text);
     }
 }
 
 static void a_swapped_collective_is_named(void **) {
     static Outcome found;
-    found = run("FSDP_DEFECT=swapped EMU_STALL_SECONDS=10 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2 --steps 2");
-    if (found.status == 0 || !strstr(found.text, "AllReduce")) fail_msg("exit code %d: %s", found.status, found.text);
+    found = run("FSDP_DEFECT=swapped EMU_STALL_SECONDS=10 " EMULATED "/plain/train_gpt " OPTIONS
+                "--ranks 2 --steps 2");
+    if (found.status == 0 || !strstr(found.text, "AllReduce"))
+        fail_msg("exit code %d: %s", found.status, found.text);
 }
 
 static void a_device_that_fails_ends_in_one_line(void **) {
@@ -121,7 +138,8 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (!strstr(found.text, "cannot allocate")) fail_msg("found: %s", found.text);
     found = run("EMU_DEVICES=0 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
-    if (found.status == 0 || !strstr(found.text, "make DEVICE=cpu")) fail_msg("exit code %d: %s", found.status, found.text);
+    if (found.status == 0 || !strstr(found.text, "make DEVICE=cpu"))
+        fail_msg("exit code %d: %s", found.status, found.text);
 }
 
 int main(void) {

@@ -1,6 +1,7 @@
-// test/test_fsdp.cpp: the same training whatever the ranks, strategy, units, buffers, recomputation.
-// Every case forks its ranks, trains a tiny GPT for ten steps and compares losses, norms and all of
-// parameters, gradients, m and v with one unsharded rank that sees the same micro-batches.
+// test/test_fsdp.cpp: the same training whatever the ranks, strategy, units, buffers,
+// recomputation. Every case forks its ranks, trains a tiny GPT for ten steps and compares losses,
+// norms and all of parameters, gradients, m and v with one unsharded rank that sees the same
+// micro-batches.
 #include "../gpt.h"
 #include "../lib/die.h"
 
@@ -47,8 +48,9 @@ static GptConfig config_of(const Case *c, int rank) {
     g.B = 2, g.T = 7, g.logits_rows = 5;
     g.unit = c->unit, g.unit_k = c->unit_k;
     g.recompute = c->recompute, g.recompute_k = c->recompute_k;
-    FsdpConfig f = {rank, c->world, c->K, c->ordered, c->resident, c->local, c->bf16_reduce, c->bf16_grads, c->moments,
-                    c->gather_slots, c->grad_slots, c->prefetch, c->micro_steps};
+    FsdpConfig f = {rank,          c->world,       c->K,          c->ordered, c->resident,
+                    c->local,      c->bf16_reduce, c->bf16_grads, c->moments, c->gather_slots,
+                    c->grad_slots, c->prefetch,    c->micro_steps};
     g.fsdp = f;
     return g;
 }
@@ -78,7 +80,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
         if (step == 1) allocations = cpu_allocation_count();
         if (c->trace && step == STEPS - 1) code->trace_start(g);
         for (int m = 0; m < c->micro_steps; m++) {
-            fill_batch(code->inputs(g, m), (uint64_t)((step * c->micro_steps + m) * c->world + rank));
+            fill_batch(code->inputs(g, m),
+                       (uint64_t)((step * c->micro_steps + m) * c->world + rank));
             code->micro_step(g, m);
         }
         GptUpdate u = {1e-2f * (float)(step + 1) / STEPS, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, step, 3};
@@ -89,7 +92,9 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
         fill_batch(code->inputs(g, 0), 1000);
         if (!c->train_only) code->evaluate(g, loss, tokens);
         out->counters[rank] = s.counters;
-        if (rank == 0) out->loss[step] = s.loss, out->norm[step] = s.norm, out->val[step] = loss[0] / tokens[0];
+        if (rank == 0)
+            out->loss[step] = s.loss, out->norm[step] = s.norm,
+            out->val[step] = loss[0] / tokens[0];
     }
     out->allocated_late = cpu_allocation_count() - allocations;
     out->shard_elements = code->shard_elements(g);
@@ -105,20 +110,24 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
 
 static void describe(const Case *c, char *text, size_t room) {
     snprintf(text, room,
-             "ranks %d, micro-steps %d, K %d, %s%s%s%s%s%s, moments %d, gather slots %d, grad slots %d, prefetch %d, unit "
+             "ranks %d, micro-steps %d, K %d, %s%s%s%s%s%s, moments %d, gather slots %d, grad "
+             "slots %d, prefetch %d, unit "
              "%d:%d, recompute %d:%d, L %d",
-             c->world, c->micro_steps, c->K, c->ordered ? "ordered" : "fast", c->resident ? ", resident" : "",
-             c->local ? ", local" : "", c->bf16 ? ", bf16" : "", c->bf16_reduce ? ", bf16 reduce" : "",
-             c->bf16_grads ? ", bf16 gradients" : "", c->moments,
-             c->gather_slots, c->grad_slots, c->prefetch, c->unit, c->unit_k, c->recompute, c->recompute_k, c->L);
+             c->world, c->micro_steps, c->K, c->ordered ? "ordered" : "fast",
+             c->resident ? ", resident" : "", c->local ? ", local" : "", c->bf16 ? ", bf16" : "",
+             c->bf16_reduce ? ", bf16 reduce" : "", c->bf16_grads ? ", bf16 gradients" : "",
+             c->moments, c->gather_slots, c->grad_slots, c->prefetch, c->unit, c->unit_k,
+             c->recompute, c->recompute_k, c->L);
 }
 
 static void run_case(const Case *c, const char *name, Result *result) {
-    Result *shared = (Result *)mmap(NULL, sizeof(Result), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    Result *shared = (Result *)mmap(NULL, sizeof(Result), PROT_READ | PROT_WRITE,
+                                    MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     fflush(NULL);
-    // The descriptor in the id is this process's: the ranks open it through /proc and close their own copy.
+    // The descriptor in the id is this process's: the ranks open it through /proc and close their
+    // own copy.
     for (int rank = 0; rank < c->world; rank++)
         if (fork() == 0) {
             run_rank(c, rank, id, shared, name);
@@ -147,9 +156,11 @@ static const Result *reference_of(const Case *c, char *name) {
     } made[64][2][2][2][3][6];
     Case r = {};
     r.world = 1, r.micro_steps = c->world * c->micro_steps, r.K = 1, r.ordered = true;
-    r.bf16 = c->bf16, r.bf16_reduce = c->bf16_reduce, r.bf16_grads = c->bf16_grads, r.moments = c->moments;
+    r.bf16 = c->bf16, r.bf16_reduce = c->bf16_reduce, r.bf16_grads = c->bf16_grads,
+    r.moments = c->moments;
     r.gather_slots = 2, r.grad_slots = 2, r.prefetch = 1, r.unit = UNIT_LAYER, r.L = c->L;
-    sprintf(name, "reference-%d-%d-%d-%d-%d-%d", r.micro_steps, r.bf16, r.bf16_reduce, r.bf16_grads, r.moments, r.L);
+    sprintf(name, "reference-%d-%d-%d-%d-%d-%d", r.micro_steps, r.bf16, r.bf16_reduce, r.bf16_grads,
+            r.moments, r.L);
     auto *slot = &made[r.micro_steps][r.bf16][r.bf16_reduce][r.bf16_grads][r.moments][r.L];
     if (!slot->made) run_case(&r, name, &slot->result);
     slot->made = true;
@@ -168,7 +179,8 @@ static float *read_array(const char *name, int array, size_t *n) {
     return data;
 }
 
-static void compare_arrays(const char *name, const char *reference, double tolerance, const char *text) {
+static void compare_arrays(const char *name, const char *reference, double tolerance,
+                           const char *text) {
     for (int a = 0; a < ARRAYS; a++) {
         size_t n, m;
         float *x = read_array(name, a, &n), *y = read_array(reference, a, &m);
@@ -176,19 +188,21 @@ static void compare_arrays(const char *name, const char *reference, double toler
         double difference = 0, size = 0;
         for (size_t i = 0; i < n; i++) {
             if (tolerance == 0 && memcmp(&x[i], &y[i], sizeof *x) && !(x[i] == 0 && y[i] == 0))
-                fail_msg("array %d, element %zu: expected %.9g, found %.9g: %s", a, i, (double)y[i], (double)x[i], text);
+                fail_msg("array %d, element %zu: expected %.9g, found %.9g: %s", a, i, (double)y[i],
+                         (double)x[i], text);
             difference += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
             size += (double)y[i] * y[i];
         }
         if (!(sqrt(difference) <= tolerance * sqrt(size)))
-            fail_msg("array %d: relative difference %g, expected at most %g: %s", a, sqrt(difference / size), tolerance,
-                     text);
+            fail_msg("array %d: relative difference %g, expected at most %g: %s", a,
+                     sqrt(difference / size), tolerance, text);
         free(x);
         free(y);
     }
 }
 
-static void compare_numbers(const char *what, const double *x, const double *y, double tolerance, const char *text) {
+static void compare_numbers(const char *what, const double *x, const double *y, double tolerance,
+                            const char *text) {
     for (int i = 0; i < STEPS; i++)
         if (!(fabs(x[i] - y[i]) <= tolerance * fabs(y[i])))
             fail_msg("%s of step %d: expected %.17g, found %.17g: %s", what, i, y[i], x[i], text);
@@ -206,8 +220,10 @@ static void check(const Case *c, double tolerance) {
     compare_numbers("validation", result.val, reference->val, tolerance, text);
     compare_arrays("case", reference_name, 10 * tolerance, text);
     if (result.allocated != result.in_table)
-        fail_msg("%zu bytes allocated, %zu in the table: %s", result.allocated, result.in_table, text);
-    if (result.allocated_late) fail_msg("%zu allocations after step 1: %s", result.allocated_late, text);
+        fail_msg("%zu bytes allocated, %zu in the table: %s", result.allocated, result.in_table,
+                 text);
+    if (result.allocated_late)
+        fail_msg("%zu allocations after step 1: %s", result.allocated_late, text);
 }
 
 // Case i of a walk through all settings: ranks, strategies and units in full, the rest in turn.
@@ -278,8 +294,9 @@ static void traffic_is_what_the_schedule_says(void **) {
     for (size_t s : sizes) block += padded(s, 32);
     block = padded(block, quantum);
     size_t embedding = padded(128 * 12 + padded(7 * 12, 32), quantum), norm = padded(64, quantum);
-    // Three quarters of a unit come from the others. Each block is gathered for the forward; at the turn the
-    // last two are still there, so the backward gathers two of four. The tied embedding is reduced twice.
+    // Three quarters of a unit come from the others. Each block is gathered for the forward; at the
+    // turn the last two are still there, so the backward gathers two of four. The tied embedding is
+    // reduced twice.
     double gathered = (double)(embedding + norm + (4 + 2) * block) * sizeof(float) * 3 / 4;
     double reduced = (double)(2 * embedding + norm + 4 * block) * sizeof(float) * 3 / 4;
     for (int rank = 0; rank < 4; rank++) {
@@ -290,7 +307,8 @@ static void traffic_is_what_the_schedule_says(void **) {
     }
 }
 
-// The order in which a step's work is issued, one line a span, against a file that a human has read.
+// The order in which a step's work is issued, one line a span, against a file that a human has
+// read.
 static void a_step_is_issued_in_the_order_on_record(void **) {
     char path[128], line[512], found[8192] = "", expected[8192] = "";
     snprintf(path, sizeof path, "%s/trace.json", folder);
@@ -302,9 +320,12 @@ static void a_step_is_issued_in_the_order_on_record(void **) {
     while (fgets(line, sizeof line, f)) {
         char name[64];
         int lane;
-        if (sscanf(line, "{\"name\":\"%63[^\"]\",\"ph\":\"X\",\"pid\":0,\"tid\":%d", name, &lane) != 2) continue;
+        if (sscanf(line, "{\"name\":\"%63[^\"]\",\"ph\":\"X\",\"pid\":0,\"tid\":%d", name, &lane) !=
+            2)
+            continue;
         static const char *const lanes[] = {"compute", "gather ", "reduce "};
-        snprintf(found + strlen(found), sizeof found - strlen(found), "%s  %s\n", lanes[lane], name);
+        snprintf(found + strlen(found), sizeof found - strlen(found), "%s  %s\n", lanes[lane],
+                 name);
     }
     fclose(f);
     f = fopen_check("test/reference/step_order.txt", "r");

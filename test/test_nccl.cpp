@@ -1,5 +1,6 @@
-// test/test_nccl.cpp: the CPU device's collectives between forked ranks: every operation and type over odd sizes
-// and sizes beyond a staging area, in place and not, split communicators; disagreeing ranks are named.
+// test/test_nccl.cpp: the CPU device's collectives between forked ranks: every operation and type
+// over odd sizes and sizes beyond a staging area, in place and not, split communicators;
+// disagreeing ranks are named.
 #include "../cpu/nccl.h"
 #include "../lib/die.h"
 
@@ -14,7 +15,7 @@ extern "C" {
 #include <cmocka.h>
 }
 
-#define expect(condition, ...) \
+#define expect(condition, ...)                                                                     \
     if (!(condition)) die(__VA_ARGS__)
 
 // Runs f on n ranks; the exit status of the first that fails, 0 if none does.
@@ -61,7 +62,8 @@ static void gathers(ncclComm_t comm, int rank, int n) {
             ncclAllGather(in_place ? place : own.data(), all.data(), size, ncclFloat32, comm, NULL);
             for (int r = 0; r < n; r++)
                 for (size_t i = 0; i < size; i++)
-                    expect(all[size * (size_t)r + i] == value(r, i), "all-gather of %zu: element %zu of rank %d", size, i, r);
+                    expect(all[size * (size_t)r + i] == value(r, i),
+                           "all-gather of %zu: element %zu of rank %d", size, i, r);
         }
     }
 }
@@ -96,29 +98,35 @@ static double from_type(bf16 x) {
     return to_float(x);
 }
 
-// Values are multiples of 1/8 below 13: their sums over 8 ranks are exact in every type but bf16, whose rounding
-// of a sum below 128 is at most 1/4.
-template <class T> static void reduces_type(ncclComm_t comm, int rank, int n, ncclDataType_t type, double tolerance) {
+// Values are multiples of 1/8 below 13: their sums over 8 ranks are exact in every type but bf16,
+// whose rounding of a sum below 128 is at most 1/4.
+template <class T>
+static void reduces_type(ncclComm_t comm, int rank, int n, ncclDataType_t type, double tolerance) {
     for (size_t size : sizes)
         for (int max = 0; max < 2; max++) {
             ncclRedOp_t op = max ? ncclMax : ncclSum;
             std::vector<T> whole(size * (size_t)n), all(size);
             for (size_t i = 0; i < whole.size(); i++) whole[i] = to_type<T>(value(rank, i));
             for (size_t i = 0; i < size; i++) all[i] = to_type<T>(value(rank, i));
-            ncclReduceScatter(whole.data(), whole.data() + size * (size_t)rank, size, type, op, comm, NULL);
+            ncclReduceScatter(whole.data(), whole.data() + size * (size_t)rank, size, type, op,
+                              comm, NULL);
             ncclAllReduce(all.data(), all.data(), size, type, op, comm, NULL);
             for (size_t i = 0; i < size; i++) {
                 double sum[2] = {0, 0};
                 for (int r = 0; r < n; r++) {
                     double x[2] = {from_type(to_type<T>(value(r, size * (size_t)rank + i))),
                                    from_type(to_type<T>(value(r, i)))};
-                    for (int k = 0; k < 2; k++) sum[k] = max ? (x[k] > sum[k] ? x[k] : sum[k]) : sum[k] + x[k];
+                    for (int k = 0; k < 2; k++)
+                        sum[k] = max ? (x[k] > sum[k] ? x[k] : sum[k]) : sum[k] + x[k];
                 }
-                double scattered = from_type(whole[size * (size_t)rank + i]), reduced = from_type(all[i]);
-                expect(fabs(scattered - sum[0]) <= tolerance, "reduce-scatter, type %d, size %zu, element %zu: %g %g", type,
-                       size, i, scattered, sum[0]);
-                expect(fabs(reduced - sum[1]) <= tolerance, "all-reduce, type %d, size %zu, element %zu: %g %g", type, size,
-                       i, reduced, sum[1]);
+                double scattered = from_type(whole[size * (size_t)rank + i]),
+                       reduced = from_type(all[i]);
+                expect(fabs(scattered - sum[0]) <= tolerance,
+                       "reduce-scatter, type %d, size %zu, element %zu: %g %g", type, size, i,
+                       scattered, sum[0]);
+                expect(fabs(reduced - sum[1]) <= tolerance,
+                       "all-reduce, type %d, size %zu, element %zu: %g %g", type, size, i, reduced,
+                       sum[1]);
             }
         }
 }
@@ -142,7 +150,8 @@ static void exchanges(ncclComm_t comm, int rank, int n) {
         expect(ncclGroupEnd() == ncclSuccess, "all-to-all of %zu", size);
         for (int j = 0; j < n; j++)
             for (size_t i = 0; i < size; i++)
-                expect(in[size * (size_t)j + i] == value(j, size * (size_t)rank + i), "all-to-all: element %zu of rank %d", i, j);
+                expect(in[size * (size_t)j + i] == value(j, size * (size_t)rank + i),
+                       "all-to-all: element %zu of rank %d", i, j);
     }
     ncclGroupStart();  // a lone send is no all-to-all
     float x = 0;
@@ -158,18 +167,22 @@ static void splits(ncclComm_t comm, int rank, int n) {
         ncclAllReduce(&members, &members, 1, ncclFloat32, ncclSum, part, NULL);
         int expected = 0;
         for (int r = rank % groups; r < n; r += groups) expected++;
-        expect(members == (float)expected, "split into %d: %g members, expected %d", groups, members, expected);
+        expect(members == (float)expected, "split into %d: %g members, expected %d", groups,
+               members, expected);
         std::vector<float> all((size_t)expected);
         ncclAllGather(&first, all.data(), 1, ncclFloat32, part, NULL);
-        for (int i = 1; i < expected; i++) expect(all[(size_t)i] < all[(size_t)i - 1], "split: ranks are not in order of key");
+        for (int i = 1; i < expected; i++)
+            expect(all[(size_t)i] < all[(size_t)i - 1], "split: ranks are not in order of key");
         ncclCommDestroy(part);
     }
 }
 
 static void disagrees(ncclComm_t comm, int rank, int) {
     float x[8] = {0}, y[64];
-    if (rank == 1) ncclAllReduce(x, y, 7, ncclFloat32, ncclSum, comm, NULL);
-    else ncclAllGather(x, y, 8, ncclFloat32, comm, NULL);
+    if (rank == 1)
+        ncclAllReduce(x, y, 7, ncclFloat32, ncclSum, comm, NULL);
+    else
+        ncclAllGather(x, y, 8, ncclFloat32, comm, NULL);
 }
 
 static const int worlds[] = {1, 2, 3, 5, 8};
@@ -203,7 +216,8 @@ static void ranks_that_disagree_are_named(void **) {
     text[n] = 0;
     fclose(f);
     unlink(path);
-    if (!strstr(text, "AllReduce of 7") || !strstr(text, "AllGather of 8") || !strstr(text, "rank 1"))
+    if (!strstr(text, "AllReduce of 7") || !strstr(text, "AllGather of 8") ||
+        !strstr(text, "rank 1"))
         fail_msg("expected both calls to be named, found: %s", text);
 }
 

@@ -1,5 +1,6 @@
-// test/test_parity.cpp: the program against PyTorch (test/reference/, made by dev/make_reference.py): losses,
-// norms and validation of 20 steps, every tensor's gradient of the first step, parameters at the end.
+// test/test_parity.cpp: the program against PyTorch (test/reference/, made by
+// dev/make_reference.py): losses, norms and validation of 20 steps, every tensor's gradient of the
+// first step, parameters at the end.
 #include "../gpt.h"
 #include "../lib/model_file.h"
 
@@ -19,13 +20,15 @@ static char folder[64];
 // Runs the program on one of the reference folders.
 static void train(const char *which, const char *options, const char *out) {
     char command[1024];
-    snprintf(command, sizeof command, PROGRAM " --config test/reference/%s/options.cfg --out %s/%s %s >%s/stdout 2>&1",
+    snprintf(command, sizeof command,
+             PROGRAM " --config test/reference/%s/options.cfg --out %s/%s %s >%s/stdout 2>&1",
              which, folder, out, options, folder);
     if (system(command) != 0) fail_msg("failed: %s (see %s/stdout)", command, folder);
 }
 
 // Every line of main.log: step, tel or trl, norm.
-static void compare_logs(const char *which, const char *precision, const char *out, double tolerance) {
+static void compare_logs(const char *which, const char *precision, const char *out,
+                         double tolerance) {
     char path[256], expected[256], found[256];
     snprintf(path, sizeof path, "test/reference/%s/main_%s.log", which, precision);
     FILE *f = fopen_check(path, "r");
@@ -39,7 +42,8 @@ static void compare_logs(const char *which, const char *precision, const char *o
         double x = 0, x2 = NAN, lr, norm = 0, norm2 = 0;
         int n = sscanf(expected, "s:%d %3s:%lf lr:%lf norm:%lf", &step, kind, &x, &lr, &norm);
         int n2 = sscanf(found, "s:%d %3s:%lf lr:%lf norm:%lf", &step2, kind2, &x2, &lr, &norm2);
-        if (n != n2 || step != step2 || strcmp(kind, kind2) || !(fabs(x - x2) <= tolerance * fabs(x)) ||
+        if (n != n2 || step != step2 || strcmp(kind, kind2) ||
+            !(fabs(x - x2) <= tolerance * fabs(x)) ||
             !(fabs(norm - norm2) <= 3 * tolerance * fabs(norm)))
             fail_msg("%s %s %s: expected %sfound %s", which, precision, out, expected, found);
         lines++;
@@ -86,11 +90,12 @@ static bool is_key_bias(const ModelConfig *m, int id, size_t i) {
     return id == QKVB && i % (3 * (size_t)m->C) / (size_t)m->C == 1;
 }
 
-static void compare_tensors(const ModelConfig *m, const float *x, const float *y, double scale, double tolerance,
-                            const char *what) {
+static void compare_tensors(const ModelConfig *m, const float *x, const float *y, double scale,
+                            double tolerance, const char *what) {
     for (int id = 0; id < TENSORS; id++) {
         double difference = 0, size = 0;
-        size_t from = tensor_offset(m, id, 0), n = tensor_size(m, id) * (size_t)tensor_layers(m, id);
+        size_t from = tensor_offset(m, id, 0),
+               n = tensor_size(m, id) * (size_t)tensor_layers(m, id);
         for (size_t i = 0; i < n; i++) {
             if (is_key_bias(m, id, i)) continue;
             double a = scale * x[from + i], b = y[from + i];
@@ -98,8 +103,8 @@ static void compare_tensors(const ModelConfig *m, const float *x, const float *y
             size += b * b;
         }
         if (!(sqrt(difference) <= tolerance * sqrt(size)))
-            fail_msg("%s of %s: relative difference %g, expected at most %g", what, tensor_table[id].name,
-                     sqrt(difference / size), tolerance);
+            fail_msg("%s of %s: relative difference %g, expected at most %g", what,
+                     tensor_table[id].name, sqrt(difference / size), tolerance);
     }
 }
 
@@ -148,7 +153,8 @@ static void parameters_after_20_steps_are_pytorchs(void **) {
     train("tiny", options, "final");
     ModelFile f = model_file_open("test/reference/tiny/final.bin");
     size_t n = model_parameters(&f.m);
-    float *found = read_floats(path, MODEL_HEADER_BYTES, n), *expected = read_floats(f.path, MODEL_HEADER_BYTES, n);
+    float *found = read_floats(path, MODEL_HEADER_BYTES, n),
+          *expected = read_floats(f.path, MODEL_HEADER_BYTES, n);
     compare_tensors(&f.m, found, expected, 1.0, 1e-4, "final parameters");
     model_file_close(&f);
     free(found);

@@ -1,5 +1,6 @@
-// test/test_program.cpp: the program as a user runs it: ranks with and without MPI give the same losses,
-// files come out right, and whatever is wrong ends in one line, a non-zero exit, and nothing written.
+// test/test_program.cpp: the program as a user runs it: ranks with and without MPI give the same
+// losses, files come out right, and whatever is wrong ends in one line, a non-zero exit, and
+// nothing written.
 #include "../lib/die.h"
 
 #include <math.h>
@@ -36,7 +37,8 @@ static Outcome run(const char *format, ...) {
     vsnprintf(command, sizeof command, format, args);
     va_end(args);
     Outcome o;
-    snprintf(full, sizeof full, "cd . && timeout -s KILL 60 bash -c \"set -f; %s\" >%s/out 2>%s/err", command, folder,
+    snprintf(full, sizeof full,
+             "cd . && timeout -s KILL 60 bash -c \"set -f; %s\" >%s/out 2>%s/err", command, folder,
              folder);
     o.status = system(full);
     snprintf(path, sizeof path, "%s/out", folder);
@@ -80,37 +82,46 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--shard partly", "--shard partly"},
         {TINY "--sample-every 1", "--tokenizer"},
         {TINY "--batch 5000 --ranks 4", "less than one step"},
-        {"--model gpt2:L=2,C=13,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin", "multiple of the number of heads"},
-        {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/tiny/train_*.bin", "below the vocabulary V=9"},
+        {"--model gpt2:L=2,C=13,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin",
+         "multiple of the number of heads"},
+        {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/tiny/train_*.bin",
+         "below the vocabulary V=9"},
         {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/small/train.txt", "text data"},
         {"--model nowhere.bin --train test/reference/tiny/train_*.bin", "nowhere.bin"},
-        {"--model test/reference/tiny/val_000000.bin --train test/reference/tiny/train_*.bin", "magic"},
+        {"--model test/reference/tiny/val_000000.bin --train test/reference/tiny/train_*.bin",
+         "magic"},
         {"--train test/reference/tiny/model.bin", "token shard"},
         {TINY "--out /proc/nowhere", "/proc/nowhere"},
         {TINY "--config nowhere.cfg", "nowhere.cfg"},
-        {"--model gpt3:c12288 --train test/reference/small/train.txt --seq 64 --steps 1", "MiB are needed"},
+        {"--model gpt3:c12288 --train test/reference/small/train.txt --seq 64 --steps 1",
+         "MiB are needed"},
         {TINY "--ranks 4000 --batch 1 --seq 1 --model gpt2:d48", "given twice"},
     };
-    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) expect_refusal(cases[i].options, cases[i].expected);
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_refusal(cases[i].options, cases[i].expected);
 }
 
 static void bad_shards_end_in_one_line(void **) {
     char options[512];
     run("head -c 1500 test/reference/tiny/train_000001.bin > %s/short.bin; : > %s/empty.txt; "
-        "head -c 100 test/reference/tiny/model.bin > %s/model.bin", folder, folder, folder);
+        "head -c 100 test/reference/tiny/model.bin > %s/model.bin",
+        folder, folder, folder);
     const char *cases[][2] = {{"short.bin", "is it complete?"}, {"empty.txt", "is empty"}};
     for (auto &c : cases) {
-        snprintf(options, sizeof options, "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train %s/%s", folder, c[0]);
+        snprintf(options, sizeof options, "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train %s/%s",
+                 folder, c[0]);
         expect_refusal(options, c[1]);
     }
-    snprintf(options, sizeof options, "--model %s/model.bin --train test/reference/tiny/train_*.bin", folder);
+    snprintf(options, sizeof options,
+             "--model %s/model.bin --train test/reference/tiny/train_*.bin", folder);
     expect_refusal(options, "expected a model.bin");
 }
 
 // The loss column of --json lines.
 static int losses_of(const char *text, double *losses, int most) {
     int n = 0;
-    for (const char *p = text; n < most && (p = strstr(p, "\"loss\":")); p++) losses[n++] = atof(p + 7);
+    for (const char *p = text; n < most && (p = strstr(p, "\"loss\":")); p++)
+        losses[n++] = atof(p + 7);
     return n;
 }
 
@@ -130,7 +141,8 @@ static void forked_ranks_and_mpirun_give_the_same_losses(void **) {
     assert_int_equal(four.status, 0);
     expect_same_losses(one.out, four.out);
     if (system("command -v mpirun >/dev/null") != 0) return;
-    const char *mpirun = "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe";
+    const char *mpirun =
+        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe";
     mpi = run("%s -n 4 " PROGRAM " %s", mpirun, options);
     if (mpi.status != 0) fail_msg("mpirun failed: %s", mpi.err);
     expect_same_losses(one.out, mpi.out);
@@ -140,7 +152,8 @@ static void forked_ranks_and_mpirun_give_the_same_losses(void **) {
 }
 
 static void threads_and_vector_levels_do_what_they_promise(void **) {
-    const char *options = "--model gpt2:L=2,C=64,NH=4,T=64 --train test/reference/small/train.txt --batch 2 --steps 4 --json";
+    const char *options = "--model gpt2:L=2,C=64,NH=4,T=64 --train test/reference/small/train.txt "
+                          "--batch 2 --steps 4 --json";
     static Outcome one, two;
     one = run(PROGRAM " %s --threads 1", options);
     two = run(PROGRAM " %s --threads 2", options);
@@ -153,7 +166,8 @@ static void threads_and_vector_levels_do_what_they_promise(void **) {
         int n = losses_of(o.out, x, 32);
         assert_int_equal(n, losses_of(one.out, y, 32));
         for (int i = 0; i < n; i++)
-            if (!(fabs(x[i] - y[i]) <= 1e-5 * y[i])) fail_msg("%s: expected %.9g, found %.9g", level, y[i], x[i]);
+            if (!(fabs(x[i] - y[i]) <= 1e-5 * y[i]))
+                fail_msg("%s: expected %.9g, found %.9g", level, y[i], x[i]);
     }
 }
 
@@ -161,14 +175,18 @@ static void threads_and_vector_levels_do_what_they_promise(void **) {
 static void a_killed_rank_ends_the_job(void **) {
     char command[512], err[4096];
     snprintf(command, sizeof command,
-             "set -f; " PROGRAM " " TINY "--ranks 3 --steps 100000 --batch 1 >/dev/null 2>%s/killed & pid=$!; sleep 1; "
-                     "kill -9 `pgrep -P $pid | sed -n 2p`; wait $pid", folder);
+             "set -f; " PROGRAM " " TINY
+             "--ranks 3 --steps 100000 --batch 1 >/dev/null 2>%s/killed & pid=$!; sleep 1; "
+             "kill -9 `pgrep -P $pid | sed -n 2p`; wait $pid",
+             folder);
     time_t began = time(NULL);
     int status = system(command);
-    if (status == 0 || time(NULL) - began > 20) fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
+    if (status == 0 || time(NULL) - began > 20)
+        fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
     snprintf(command, sizeof command, "%s/killed", folder);
     read_text(command, err, sizeof err);
-    if (!strstr(err, "rank 1 was ended by signal 9")) fail_msg("expected the killed rank's name, found: %s", err);
+    if (!strstr(err, "rank 1 was ended by signal 9"))
+        fail_msg("expected the killed rank's name, found: %s", err);
     assert_int_not_equal(system("pgrep -f 'train_gpt.*steps 10000[0]' >/dev/null"), 0);
 }
 
@@ -176,11 +194,14 @@ static void a_killed_rank_ends_the_job(void **) {
 static void a_silent_rank_ends_the_job(void **) {
     char command[512], err[4096];
     snprintf(command, sizeof command,
-             "set -f; " PROGRAM " " TINY "--ranks 3 --steps 100001 --batch 1 --timeout 2 >/dev/null 2>%s/silent & pid=$!; "
-             "sleep 1; kill -STOP `pgrep -P $pid | sed -n 3p`; wait $pid", folder);
+             "set -f; " PROGRAM " " TINY
+             "--ranks 3 --steps 100001 --batch 1 --timeout 2 >/dev/null 2>%s/silent & pid=$!; "
+             "sleep 1; kill -STOP `pgrep -P $pid | sed -n 3p`; wait $pid",
+             folder);
     time_t began = time(NULL);
     int status = system(command);
-    if (status == 0 || time(NULL) - began > 20) fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
+    if (status == 0 || time(NULL) - began > 20)
+        fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
     snprintf(command, sizeof command, "%s/silent", folder);
     read_text(command, err, sizeof err);
     if (!strstr(err, "no progress for 2 seconds") || !strstr(err, "waits for rank 2 of 3"))
@@ -190,8 +211,12 @@ static void a_silent_rank_ends_the_job(void **) {
 
 static void what_a_run_writes_can_be_read_back(void **) {
     static Outcome o;
-    o = run(PROGRAM " " TINY "--val test/reference/tiny/val_000000.bin --steps 4 --val-every 2 --ranks 2 --out %s/run "
-                    "--export-model %s/run/model.bin", folder, folder);
+    o = run(
+        PROGRAM
+        " " TINY
+        "--val test/reference/tiny/val_000000.bin --steps 4 --val-every 2 --ranks 2 --out %s/run "
+        "--export-model %s/run/model.bin",
+        folder, folder);
     assert_int_equal(o.status, 0);
     char text[4096], path[128];
     snprintf(path, sizeof path, "%s/run/main.log", folder);
@@ -203,7 +228,8 @@ static void what_a_run_writes_can_be_read_back(void **) {
     // The exported model goes on where the run ended; the saved options repeat the run.
     double end = atof(strstr(text, "s:4 tel:") + 8);
     o = run(PROGRAM " --model %s/run/model.bin --train test/reference/tiny/train_*.bin --val "
-                    "test/reference/tiny/val_000000.bin --steps 1 --json", folder);
+                    "test/reference/tiny/val_000000.bin --steps 1 --json",
+            folder);
     assert_int_equal(o.status, 0);
     char *val = strstr(o.out, "\"val_loss\":");
     assert_non_null(val);
@@ -216,12 +242,14 @@ static void what_a_run_writes_can_be_read_back(void **) {
 
 static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
     static Outcome one, five;
-    const char *options = TINY "--val test/reference/tiny/val_000000.bin --batch 4 --steps 1 --val-batches 2 "
-                               "--tokens-per-step 140 --json";
+    const char *options =
+        TINY "--val test/reference/tiny/val_000000.bin --batch 4 --steps 1 --val-batches 2 "
+             "--tokens-per-step 140 --json";
     one = run(PROGRAM " %s", options);
     five = run(PROGRAM " %s --ranks 5", options);
     char *a = strstr(one.out, "\"val_loss\":"), *b = strstr(five.out, "\"val_loss\":");
-    if (!a || !b || atof(a + 11) != atof(b + 11)) fail_msg("expected one validation loss, found\n%s\n%s", one.out, five.out);
+    if (!a || !b || atof(a + 11) != atof(b + 11))
+        fail_msg("expected one validation loss, found\n%s\n%s", one.out, five.out);
 }
 
 static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
@@ -236,7 +264,8 @@ static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
         o = run(PROGRAM " --dry-run --ranks 64 --model gpt3:c12288 %s", c.options);
         char *line = strstr(o.out, c.expected);
         double padding = 100;
-        if (!line || sscanf(strchr(line, '='), "= %*f MiB, %lf %% padding", &padding) != 1 || padding > 1)
+        if (!line || sscanf(strchr(line, '='), "= %*f MiB, %lf %% padding", &padding) != 1 ||
+            padding > 1)
             fail_msg("expected `%s` and less than 1 %% padding, found: %s", c.expected, o.out);
     }
 }

@@ -1,5 +1,5 @@
-// test/test_skip.cpp: a gradient that is not finite on one rank skips the update on all of them, and training
-// goes on. Includes the model's source, to reach into one rank's gradient.
+// test/test_skip.cpp: a gradient that is not finite on one rank skips the update on all of them,
+// and training goes on. Includes the model's source, to reach into one rank's gradient.
 #include "../gpt.cu"
 
 #include <omp.h>
@@ -12,8 +12,9 @@ extern "C" {
 
 enum { RANKS = 3 };
 
-// Trains three steps; in the second, rank 1's gradient of one element becomes `bad`. Exits with 0 if the norm
-// said so, and if parameters and moments are unchanged by that step and changed by the others.
+// Trains three steps; in the second, rank 1's gradient of one element becomes `bad`. Exits with 0
+// if the norm said so, and if parameters and moments are unchanged by that step and changed by the
+// others.
 static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     omp_set_num_threads(1);
     process.rank = rank, process.world = RANKS;
@@ -21,7 +22,8 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     c.model.T = 7, c.model.L = 2, c.model.NH = 3, c.model.C = 12;
     model_set_vocab(&c.model, 37);
     c.B = 2, c.T = 7, c.logits_rows = 5, c.unit = UNIT_LAYER;
-    FsdpConfig f = {rank, RANKS, RANKS, ordered, false, false, false, false, MOMENTS_FP32, 2, 2, 1, 1};
+    FsdpConfig f = {rank,  RANKS,        RANKS, ordered, false, false, false,
+                    false, MOMENTS_FP32, 2,     2,       1,     1};
     c.fsdp = f;
     Gpt *g = gpt_create(&c);
     gpt_start(g, id);
