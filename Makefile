@@ -17,7 +17,7 @@ MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
 MPI_LIBS = $(shell mpicc --showme:link)
 endif
 
-.PHONY: all test clean what
+.PHONY: all clean what check-format
 all: what train_gpt
 
 include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
@@ -27,6 +27,10 @@ what:
 
 train_gpt: $(O)/train_gpt
 	@cp -f $< $@
+
+# Every source is as .clang-format (version 14) would have it.
+check-format:
+	clang-format --dry-run -Werror $(shell git ls-files '*.h' '*.cu' '*.cuh' '*.cpp')
 
 clean:
 	rm -rf build train_gpt train_gpt_emulated

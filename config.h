@@ -25,7 +25,7 @@ typedef struct {
 typedef struct {
     double gathered_bytes, reduced_bytes, allreduced_bytes;  // received from other ranks
     long collectives;
-    double wait_ms;  // host time inside collectives: on CPUs the time that compute waits for them
+    double wait_ms;  // that the compute stream waited for collectives
 } FsdpCounters;
 
 typedef struct {

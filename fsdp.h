@@ -88,6 +88,12 @@ typedef struct {
     cudaEvent_t ready, freed;
 } FsdpSlot;
 
+// A wait of the compute stream: the time between its two events.
+typedef struct {
+    cudaEvent_t begin, end;
+} FsdpWait;
+enum { FSDP_TIMED_WAITS = 1024 };  // of a step; later ones are not timed
+
 typedef struct {
     FsdpConfig c;
     int shard_rank, replica, replicas;
@@ -125,6 +131,8 @@ typedef struct {
     cudaStream_t compute, gather, reduce;
     cudaEvent_t step_done;
     FsdpCounters counters;
+    FsdpWait *waits;  // of the compute stream since the counters were last taken
+    int nwaits;
     Timeline *timeline;
 } Fsdp;
 
@@ -309,6 +317,11 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
     cudaCheck(cudaStreamCreateWithFlags(&f->gather, cudaStreamNonBlocking));
     cudaCheck(cudaStreamCreateWithFlags(&f->reduce, cudaStreamNonBlocking));
     create_event(f, &f->step_done);
+    f->waits = (FsdpWait *)malloc_check(FSDP_TIMED_WAITS * sizeof(FsdpWait));
+    for (int i = 0; i < FSDP_TIMED_WAITS; i++) {
+        cudaCheck(cudaEventCreate(&f->waits[i].begin));
+        cudaCheck(cudaEventCreate(&f->waits[i].end));
+    }
     for (int i = 0; i < f->nunits; i++)
         create_event(f, &f->units[i].updated), create_event(f, &f->units[i].filled);
     for (int i = 0; i < f->ngather + f->ngrad; i++) {
@@ -335,6 +348,11 @@ static void fsdp_finish(Fsdp *f) {
         cudaCheck(cudaEventDestroy(s->freed));
     }
     cudaCheck(cudaEventDestroy(f->step_done));
+    for (int i = 0; i < FSDP_TIMED_WAITS; i++) {
+        cudaCheck(cudaEventDestroy(f->waits[i].begin));
+        cudaCheck(cudaEventDestroy(f->waits[i].end));
+    }
+    free(f->waits);
     cudaCheck(cudaStreamDestroy(f->compute));
     cudaCheck(cudaStreamDestroy(f->gather));
     cudaCheck(cudaStreamDestroy(f->reduce));
@@ -350,15 +368,44 @@ static double host_ms(void) {
     return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
 }
 
+// On CPUs a collective has been waited for when its call returns.
+static void count_blocking(Fsdp *f, double began) {
+#ifdef DEVICE_CPU
+    f->counters.wait_ms += host_ms() - began;
+#else
+    (void)f, (void)began;
+#endif
+}
+
 // Runs a collective and counts the bytes that this rank receives in it.
 #define counted(f, counter, bytes, call)                                                           \
     do {                                                                                           \
         double began_ = host_ms();                                                                 \
         ncclCheck(call);                                                                           \
-        (f)->counters.wait_ms += host_ms() - began_;                                               \
+        count_blocking(f, began_);                                                                 \
         (f)->counters.counter += (double)(bytes);                                                  \
         (f)->counters.collectives++;                                                               \
     } while (0)
+
+static void compute_waits(Fsdp *f, cudaEvent_t event) {
+    FsdpWait *w = f->nwaits < FSDP_TIMED_WAITS ? &f->waits[f->nwaits++] : NULL;
+    if (w) cudaCheck(cudaEventRecord(w->begin, f->compute));
+    cudaCheck(cudaStreamWaitEvent(f->compute, event, 0));
+    if (w) cudaCheck(cudaEventRecord(w->end, f->compute));
+}
+
+// What has been counted since the last call. The compute stream must be idle.
+static FsdpCounters fsdp_take_counters(Fsdp *f) {
+    FsdpCounters c = f->counters;
+    for (int i = 0; i < f->nwaits; i++) {
+        float ms = 0;
+        cudaCheck(cudaEventElapsedTime(&ms, f->waits[i].begin, f->waits[i].end));
+        c.wait_ms += (double)ms;
+    }
+    f->nwaits = 0;
+    f->counters = (FsdpCounters){};
+    return c;
+}
 
 // ---- gather, wait, release
 // ----------------------------------------------------------------------------------
@@ -468,7 +515,7 @@ static floatX *fsdp_wait(Fsdp *f, int u) {
             f->cursor < f->nvisits ? f->units[f->visits[f->cursor]].name : "no more units");
     if (f->alias_params) {
         f->cursor++;
-        cudaCheck(cudaStreamWaitEvent(f->compute, unit->updated, 0));
+        compute_waits(f, unit->updated);
         return (floatX *)(void *)(f->p + unit->at);
     }
     FsdpSlot *s = gathered(f, u);
@@ -480,7 +527,7 @@ static floatX *fsdp_wait(Fsdp *f, int u) {
     }
     if (s->state != SLOT_READY)
         die("wait for unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-    if (!defect("gathered")) cudaCheck(cudaStreamWaitEvent(f->compute, s->ready, 0));
+    if (!defect("gathered")) compute_waits(f, s->ready);
     s->state = SLOT_IN_USE;
     f->cursor++;
     prefetch(f);
@@ -571,14 +618,14 @@ static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     FsdpUnit *unit = &f->units[u];
     *fresh = true;
     if (writes_into_shard(f)) {
-        cudaCheck(cudaStreamWaitEvent(f->compute, unit->updated, 0));
+        compute_waits(f, unit->updated);
         *fresh = *contributions(f, u, use) == 0;
         return use == 1 && f->g_second ? f->g_second : (float *)f->g + unit->at;
     }
     FsdpSlot *s = grad_slot(f, u, SLOT_FREE);
     if (s->state != SLOT_FREE)
         die("gradient of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-    if (!defect("gradient freed")) cudaCheck(cudaStreamWaitEvent(f->compute, s->freed, 0));
+    if (!defect("gradient freed")) compute_waits(f, s->freed);
     s->state = SLOT_IN_USE;
     s->unit = u;
     clear_gaps(f, unit, (float *)s->data);
@@ -599,7 +646,7 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
         ncclCheck(ncclRecv(in + (size_t)j * n * size, n, type, j, f->world_comm, f->reduce));
     }
     ncclCheck(ncclGroupEnd());
-    f->counters.wait_ms += host_ms() - began;
+    count_blocking(f, began);
     f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * n * size);
     f->counters.collectives++;
     if (f->c.bf16_reduce)

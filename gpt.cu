@@ -505,8 +505,7 @@ static GptStep gpt_finish_step(Gpt *g) {
     GptStep step = {};
     step.loss = sum_in_order(g->host_sums, world, n) / tokens;
     step.norm = sqrt(squares[0] + squares[1] + squares[2]) / tokens;
-    step.counters = f->counters;
-    f->counters = (FsdpCounters){};
+    step.counters = fsdp_take_counters(f);
     return step;
 }
 
@@ -523,6 +522,7 @@ static void gpt_evaluate(Gpt *g, double *loss, double *tokens) {
     head(g, g->loss_sums, false);
     gather_sums(g, 2);
     cudaCheck(cudaStreamSynchronize(g->f.reduce));
+    fsdp_take_counters(&g->f);  // those of a step are its own
     for (int r = 0; r < g->c.fsdp.world; r++)
         loss[r] = g->host_sums[2 * r], tokens[r] = g->host_sums[2 * r + 1];
 }
@@ -546,6 +546,7 @@ static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
     cudaCheck(cudaMemcpyAsync(g->host_logits, g->logits, (size_t)width * sizeof(floatX),
                               cudaMemcpyDeviceToHost, g->f.compute));
     cudaCheck(cudaStreamSynchronize(g->f.compute));
+    fsdp_take_counters(&g->f);
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
 }
 

@@ -233,7 +233,7 @@ static void print_plan(const Run *r) {
         (uint64_t)c->B * (uint64_t)c->T * (uint64_t)r->ranks.world * (uint64_t)r->micro_steps;
     printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n",
            r->o.model, m->L, m->C, m->NH, m->T, m->V, m->Vp, model_parameters(m));
-    printf("device           %s, %s code\n", r->device, r->code->name);
+    printf("code             %s%s%s\n", r->code->name, r->device[0] ? " on " : "", r->device);
     printf("ranks            %d (%s), %d on this node", r->ranks.world, r->ranks.launcher,
            r->ranks.local_world);
 #ifdef DEVICE_CPU

@@ -8,14 +8,9 @@
 #include "gemm.h"
 #include "simd.h"
 
-enum { TILE_ROWS = 256, TILE_COLS = 512, WIDE_COLS = 1024 };
-#ifndef FR
-#define FR 512
-#define FC 128
-#endif
-enum { FORWARD_ROWS = FR, FORWARD_COLS = FC };
-enum { DEPTH = 512 };          // of a piece of a sum, in the backward
-enum { WEIGHT_ROWS = 2048 };   // rows of dout that are kept transposed
+enum { TILE_ROWS = 256, TILE_COLS = 512, WIDE_COLS = 1024, FORWARD_COLS = 128 };
+enum { DEPTH = 512 };         // of a piece of a sum, in the backward
+enum { WEIGHT_ROWS = 2048 };  // rows of dout that are kept transposed
 #define TILE_BYTES ((size_t)TILE_ROWS * WIDE_COLS * sizeof(float))
 #define PACK_BYTES ((size_t)TILE_ROWS * WEIGHT_ROWS * sizeof(floatX))
 
@@ -123,7 +118,7 @@ static void forward_tile(float *sum, floatX *pack, const floatX *inp, const floa
 static void linear_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight,
                            const floatX *bias, int rows, int Cin, int Cout, bool gelu) {
     const int width = forward_depth(Cin);
-    const int tile_rows = width < Cin ? even_tile_rows(rows) : FORWARD_ROWS;
+    const int tile_rows = width < Cin ? even_tile_rows(rows) : TILE_ROWS;
     const int tile_cols = width == Cin ? FORWARD_COLS : Cout <= WIDE_COLS ? Cout : TILE_COLS;
     const int tiles = tiles_of(rows, tile_rows) * tiles_of(Cout, tile_cols);
     const floatX *panels = in_panels(weight, Cout, Cin, width);

@@ -37,8 +37,11 @@ static void shard_add_ordered(float *shard, const float *parts, int nparts, size
     for (size_t at = 0; at < n; at += SHARD_BLOCK) {
         size_t len = n - at < SHARD_BLOCK ? n - at : SHARD_BLOCK;
         float *s = shard + at;
-        if (!accumulate) memset(s, 0, len * sizeof(float));
-        for (int k = 0; k < nparts; k++) {
+        if (!accumulate) {
+#pragma omp simd
+            for (size_t i = 0; i < len; i++) s[i] = 0.0f + parts[at + i];
+        }
+        for (int k = accumulate ? 0 : 1; k < nparts; k++) {
             const float *p = parts + k * stride + at;
 #pragma omp simd
             for (size_t i = 0; i < len; i++) s[i] += p[i];

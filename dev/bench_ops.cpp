@@ -125,8 +125,9 @@ static double fma_generic(void) {
     return 12.0 * 8 * PEAK_LOOPS;
 }
 
-// Work a second of all threads together: the best rate of each by its own processor time, so that other
-// programs that take turns on the cores do not count. `work` does some on a thread and says how much.
+// Work a second of all threads together: the best rate of each by its own processor time, so that
+// other programs that take turns on the cores do not count. `work` does some on a thread and says
+// how much.
 template <typename Work> static double rate_of(double budget, Work work) {
     double total = 0;
     const double end = now() + budget;

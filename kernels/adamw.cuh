@@ -68,28 +68,53 @@ __device__ static inline void store_moment(bf16 *dst, float x, uint32_t random16
 }
 
 template <class Moment, class Real>
+__device__ static inline void adamw_element(float *p, float g, Moment *m, Moment *v, Real scale,
+                                            uint64_t element, const AdamWFactors<Real> &f) {
+    Real x = g * scale;
+    Real mi = f.beta1 * moment_value(*m) + (1 - f.beta1) * x;
+    Real vi = f.beta2 * moment_value(*v) + (1 - f.beta2) * x * x;
+    uint32_t random = sizeof(Moment) == 2 ? rounding_bits(f.key, element) : 0;
+    store_moment(m, mi, random & 0xffffu);
+    store_moment(v, vi, random >> 16);
+    Real step = mi * f.m_scale / ((Real)sqrt(vi * f.v_scale) + f.eps) + f.decay * *p;
+    *p = (float)(*p - f.lr * step);
+}
+
+// P elements a thread; the last thread may have fewer.
+template <class Moment, class Real, int P>
 __global__ static void adamw_kernel(float *p, const float *g, Moment *m, Moment *v, size_t n,
                                     uint64_t first, const double *sums, AdamWFactors<Real> f) {
-    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    size_t i = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * P;
     if (i >= n) return;
     double norm = sqrt(sums[0] + sums[1] + sums[2]) * f.grad_scale, scale = f.grad_scale;
     if (!isfinite(norm)) return;
     if (f.grad_clip > 0 && norm + 1e-6 > f.grad_clip) scale *= f.grad_clip / (norm + 1e-6);
-    Real x = g[i] * (Real)scale;
-    Real mi = f.beta1 * moment_value(m[i]) + (1 - f.beta1) * x;
-    Real vi = f.beta2 * moment_value(v[i]) + (1 - f.beta2) * x * x;
-    uint32_t random = sizeof(Moment) == 2 ? rounding_bits(f.key, first + i) : 0;
-    store_moment(&m[i], mi, random & 0xffffu);
-    store_moment(&v[i], vi, random >> 16);
-    p[i] = (float)(p[i] -
-                   f.lr * (mi * f.m_scale / ((Real)sqrt(vi * f.v_scale) + f.eps) + f.decay * p[i]));
+    if (i + P > n) {
+        for (; i < n; i++)
+            adamw_element<Moment, Real>(p + i, g[i], m + i, v + i, (Real)scale, first + i, f);
+        return;
+    }
+    Items<P, float> pi = load_items<P>(p + i), gi = load_items<P>(g + i);
+    Items<P, Moment> mi = load_items<P>(m + i), vi = load_items<P>(v + i);
+    for (int k = 0; k < P; k++)
+        adamw_element<Moment, Real>(&pi.x[k], gi.x[k], &mi.x[k], &vi.x[k], (Real)scale,
+                                    first + i + (size_t)k, f);
+    store_items<P>(p + i, pi);
+    store_items<P>(m + i, mi);
+    store_items<P>(v + i, vi);
 }
 
 template <class Moment, class Real>
 static void adamw_launch(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
-    adamw_kernel<Moment, Real><<<blocks_for(n, ADAMW_THREADS), ADAMW_THREADS, 0, stream>>>(
-        p, g, (Moment *)m, (Moment *)v, n, first, sums, adamw_factors<Real>(c));
+    AdamWFactors<Real> f = adamw_factors<Real>(c);
+    if (aligned16(p) && aligned16(g) && aligned16(m) && aligned16(v))
+        adamw_kernel<Moment, Real, 4>
+            <<<blocks_for(n, ADAMW_THREADS * 4), ADAMW_THREADS, 0, stream>>>(
+                p, g, (Moment *)m, (Moment *)v, n, first, sums, f);
+    else
+        adamw_kernel<Moment, Real, 1><<<blocks_for(n, ADAMW_THREADS), ADAMW_THREADS, 0, stream>>>(
+            p, g, (Moment *)m, (Moment *)v, n, first, sums, f);
     launchCheck();
 }
 

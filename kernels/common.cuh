@@ -78,15 +78,17 @@ template <class T> __device__ static inline void store_pack(T *p, const Pack<T> 
     *(Pack<T> *)p = v;
 }
 
-// P elements of floatX: one, or a pack.
-template <int P> struct alignas(P * sizeof(floatX)) Items { floatX x[P]; };
+// P neighbours, loaded and stored together: in one piece, or in pieces of 16 bytes.
+template <int P, class T = floatX> struct alignas(P * sizeof(T) < 16 ? P * sizeof(T) : 16) Items {
+    T x[P];
+};
 
-template <int P> __device__ static inline Items<P> load_items(const floatX *p) {
-    return *(const Items<P> *)p;
+template <int P, class T> __device__ static inline Items<P, T> load_items(const T *p) {
+    return *(const Items<P, T> *)p;
 }
 
-template <int P> __device__ static inline void store_items(floatX *p, const Items<P> &v) {
-    *(Items<P> *)p = v;
+template <int P, class T> __device__ static inline void store_items(T *p, const Items<P, T> &v) {
+    *(Items<P, T> *)p = v;
 }
 
 static inline bool aligned16(const void *p) {

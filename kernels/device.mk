@@ -32,7 +32,7 @@ include test/cpu_reference.mk
 # What ptxas says about the kernels is kept.
 $(O)/gpt_%.o: gpt.cu $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) -Xptxas -v -DPRECISION_BF16=$(PRECISION_$*) -DGPT_LEVEL=cuda -DGPT_CODE=gpt_$* -c $< -o $@ \
-	    2> $(O)/gpt_$*.ptxas || { cat $(O)/gpt_$*.ptxas; rm -f $@; exit 1; }
+	    2> $(O)/gpt_$*.ptxas || { grep -vE '^ptxas info|bytes stack frame' $(O)/gpt_$*.ptxas; rm -f $@; exit 1; }
 
 # ---- registers, spills, shared memory and stack of each kernel ----------------------------------------------------
 PTXAS_LOGS = $(O)/gpt_fp32.ptxas $(O)/gpt_bf16.ptxas
