@@ -50,6 +50,12 @@ static bool defect(const char *name) {
 
 #define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
 #define FSDP_MAX_UNITS 4096
+// Elements of the ordered exchange under way at a time: on CPUs they should stay in the cache.
+#ifdef DEVICE_CPU
+#define EXCHANGE_ELEMENTS ((size_t)1 << 18)
+#else
+#define EXCHANGE_ELEMENTS ((size_t)1 << 24)
+#endif
 #define FSDP_MAX_SLOTS FSDP_MAX_UNITS
 
 typedef struct {
@@ -288,7 +294,7 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     if (c->bf16_reduce)
         buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
     if (c->ordered && c->world > 1) {
-        size_t part = ((size_t)4 << 20) / (size_t)c->world;
+        size_t part = EXCHANGE_ELEMENTS / (size_t)c->world;
         f->exchange_part = largest_slice < part ? largest_slice
                                                 : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
         size_t n = f->exchange_part * (size_t)c->world;

@@ -123,8 +123,10 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
 // total_bits = ceil(log2(number of elements of all shards together)), every square is split at the
 // granularities 2^(e + total_bits - 52 + 1), then the next 52 - total_bits - 1 bits, and so on
 // (Demmel & Nguyen 2013, "Fast reproducible floating-point summation"), so that each of the three
-// sums is exact and the total is the same bits however the elements are cut into shards. A zero or
-// non-finite *absmax goes to sums[0] as it is.
+// sums is exact and the total is the same bits however the elements are cut into shards. The third
+// level is left out where the first two have 44 bits. A zero or non-finite *absmax goes to sums[0]
+// as it is.
+#define SQUARES_TWO_LEVELS 22  // bits of a level from which two are enough
 static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
                               const float *absmax, int total_bits, cudaStream_t stream);
 

@@ -102,6 +102,26 @@ static double sum_squares_in_order(const float *x, size_t n) {
 // Adding 1.5 * 2^52 * g to a number below 2^51 * g rounds it to a multiple of g. What is rounded
 // off is exact and goes to the next level. A level's terms are multiples of g and their sum stays
 // below 2^53 * g, so every addition is exact and the order does not matter.
+// What LEVELS levels leave of each square, summed. round[k]: 1.5 * 2^52 * granularity of level k.
+template <int LEVELS>
+static void squares_exact(double sums[3], const float *x, size_t n, const double round[3]) {
+    const double round0 = round[0], round1 = round[1], round2 = round[2];
+    double s0 = 0, s1 = 0, s2 = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : s0, s1, s2)
+    for (size_t i = 0; i < n; i++) {
+        double rest = (double)x[i] * x[i];
+        double q0 = (rest + round0) - round0;
+        rest -= q0;
+        double q1 = (rest + round1) - round1;
+        s0 += q0;
+        s1 += q1;
+        if (LEVELS == 3) s2 += ((rest - q1) + round2) - round2;
+    }
+    sums[0] += s0;
+    sums[1] += s1;
+    sums[2] += s2;
+}
+
 static void shard_sum_squares(double sums[3], const float *x, size_t n, const float *absmax,
                               int total_bits, cudaStream_t stream) {
     (void)stream;
@@ -116,21 +136,12 @@ static void shard_sum_squares(double sums[3], const float *x, size_t n, const fl
     const int per_level = 52 - total_bits - 1;
     int e;
     frexp((double)*absmax * *absmax, &e);
-    const double round0 = ldexp(1.5, 52 + e - per_level), round1 = ldexp(round0, -per_level),
-                 round2 = ldexp(round1, -per_level);
-    double s0 = 0, s1 = 0, s2 = 0;
-#pragma omp parallel for simd schedule(static) reduction(+ : s0, s1, s2)
-    for (size_t i = 0; i < n; i++) {
-        double rest = (double)x[i] * x[i];
-        double q0 = (rest + round0) - round0;
-        rest -= q0;
-        double q1 = (rest + round1) - round1;
-        rest -= q1;
-        s0 += q0;
-        s1 += q1;
-        s2 += (rest + round2) - round2;
-    }
-    sums[0] += s0;
-    sums[1] += s1;
-    sums[2] += s2;
+    double round[3];
+    round[0] = ldexp(1.5, 52 + e - per_level);
+    round[1] = ldexp(round[0], -per_level);
+    round[2] = ldexp(round[1], -per_level);
+    if (per_level >= SQUARES_TWO_LEVELS)
+        squares_exact<2>(sums, x, n, round);
+    else
+        squares_exact<3>(sums, x, n, round);
 }
