@@ -8,7 +8,7 @@ DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/d
 O ?= build/$(DEVICE)
 CXX ?= g++
 WARN = -Wall -Wextra -Werror
-HEADERS = $(wildcard *.h lib/*.h)
+HEADERS = $(wildcard *.h lib/*.h) $(O)/flags
 
 # MPI: where mpicc answers.
 MPI ?= $(shell command -v mpicc >/dev/null && echo 1 || echo 0)
@@ -17,7 +17,11 @@ MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
 MPI_LIBS = $(shell mpicc --showme:link)
 endif
 
-.PHONY: all clean what check-format
+ifeq ($(filter cpu cuda,$(DEVICE)),)
+$(error DEVICE=$(DEVICE): expected cpu or cuda)
+endif
+
+.PHONY: all clean what check-format FORCE
 all: what train_gpt
 
 include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
@@ -25,8 +29,15 @@ include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
 what:
 	@echo "device: $(DEVICE) ($(WHY)); matrix products: $(PRODUCTS); MPI: $(if $(filter 1,$(MPI)),yes,no (--ranks N starts local ranks))"
 
-train_gpt: $(O)/train_gpt
-	@cp -f $< $@
+# The program of the device asked for last.
+train_gpt: $(O)/train_gpt FORCE
+	@cmp -s $< $@ || cp -f $< $@
+FORCE:
+
+# Objects are built anew when the flags are others, say because MPI has been installed since.
+FLAGS_NOW = $(CXX) $(DEVICE) $(CPU_FLAGS) $(NVCC_FLAGS) $(MPI_FLAGS)
+$(O)/flags: FORCE | $(O)
+	@echo '$(FLAGS_NOW)' | cmp -s - $@ || echo '$(FLAGS_NOW)' > $@
 
 # Every source is as .clang-format (version 14) would have it.
 check-format:

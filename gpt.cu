@@ -212,6 +212,11 @@ static void plan_activations(Gpt *g) {
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
     g->workspace_bytes = ops_workspace_bytes(&dims);
     buffers_add(b, "activations", &g->workspace, g->workspace_bytes, "workspace of the ops");
+    buffers_add(b, BUFFER_HOST, &g->host_tokens, (accum + 1) * 2 * BT * sizeof(int),
+                "tokens of a step");
+    buffers_add(b, BUFFER_HOST, &g->host_sums,
+                ((accum + 1) * (size_t)c->fsdp.world + 3) * sizeof(double), "loss sums");
+    buffers_add(b, BUFFER_HOST, &g->host_logits, width * sizeof(floatX), "logits of a sample");
 }
 
 // ---- borrowing
@@ -702,25 +707,24 @@ static Gpt *gpt_create(const GptConfig *config) {
 static void allocate(const Buffers *b) {
     for (int i = 0; i < b->count; i++) {
         const Buffer *row = &b->rows[i];
-        cudaError_t e = cudaMalloc(row->pointer, row->bytes);
+        bool host = buffer_on_host(row);
+        cudaError_t e =
+            host ? cudaMallocHost(row->pointer, row->bytes) : cudaMalloc(row->pointer, row->bytes);
         if (e != cudaSuccess)
             die("cannot allocate %s (%.1f MiB): %s; all buffers need %.1f MiB", row->name,
                 (double)row->bytes / 1048576.0, cudaGetErrorString(e),
                 (double)buffers_bytes(b, NULL) / 1048576.0);
-        cudaCheck(cudaMemset(*row->pointer, 0, row->bytes));
+        if (host)
+            memset(*row->pointer, 0, row->bytes);
+        else
+            cudaCheck(cudaMemset(*row->pointer, 0, row->bytes));
     }
 }
 
 static void gpt_start(Gpt *g, ncclUniqueId id) {
     const GptConfig *c = &g->c;
-    size_t n = (size_t)(c->fsdp.micro_steps + 1), BT = (size_t)c->B * (size_t)c->T;
     allocate(&g->buffers);
     share_acts(g);
-    cudaCheck(cudaMallocHost((void **)&g->host_tokens, n * 2 * BT * sizeof(int)));
-    cudaCheck(
-        cudaMallocHost((void **)&g->host_sums, (n * (size_t)c->fsdp.world + 3) * sizeof(double)));
-    cudaCheck(
-        cudaMallocHost((void **)&g->host_logits, (size_t)head_width(&c->model) * sizeof(floatX)));
     fsdp_start(&g->f, id);
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
     ops_init(&dims, g->workspace, g->workspace_bytes, g->f.compute);
@@ -730,10 +734,10 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
 static void gpt_finish(Gpt *g) {
     fsdp_finish(&g->f);
     ops_destroy();
-    for (int i = 0; i < g->buffers.count; i++) cudaCheck(cudaFree(*g->buffers.rows[i].pointer));
-    cudaCheck(cudaFreeHost(g->host_tokens));
-    cudaCheck(cudaFreeHost(g->host_sums));
-    cudaCheck(cudaFreeHost(g->host_logits));
+    for (int i = 0; i < g->buffers.count; i++) {
+        const Buffer *row = &g->buffers.rows[i];
+        cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
+    }
     free(g->acts);
     free(g->block_units);
     free(g->offsets);

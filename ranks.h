@@ -166,6 +166,14 @@ static Ranks ranks_start(int wanted) {
     return r;
 }
 
+// For a dry run: the ranks that --ranks or mpirun asks for, eight to a node, without starting any.
+static Ranks ranks_imagined(int wanted) {
+    const char *mpi = getenv("OMPI_COMM_WORLD_SIZE");
+    int world = wanted ? wanted : mpi ? atoi(mpi) : 1, node = world < 8 ? world : 8;
+    Ranks r = {process.rank, world, 0, node, "dry run", NULL};
+    return r;
+}
+
 static void ranks_finish(void) {
 #ifdef USE_MPI
     if (ranks_under_mpirun()) MPI_Finalize();

@@ -37,6 +37,12 @@ typedef struct {
     double ms_mean;  // of the steps so far, for the ETA
 } Run;
 
+// A result that cannot be printed ends the run: a full disk behind stdout must not pass for
+// success.
+static void flush_stdout(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write to stdout: %s", strerror(errno));
+}
+
 // ---- the copies of the model
 // ---------------------------------------------------------------------------
 
@@ -109,14 +115,17 @@ static void plan_steps(Run *r) {
     uint64_t round = (uint64_t)r->config.B * (uint64_t)r->config.T * (uint64_t)r->ranks.world;
     uint64_t wanted = o->tokens_per_step ? o->tokens_per_step : round;
     if (wanted % round)
-        die_all("--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = "
-                "%llu; nearest: %llu",
-                (unsigned long long)wanted, r->config.B, r->config.T, r->ranks.world,
-                (unsigned long long)round,
-                (unsigned long long)(wanted < round ? round : wanted / round * round));
-    if (wanted / round > 1 << 20)
-        die_all("--tokens-per-step %llu: expected at most 2^20 micro-steps, found %llu",
-                (unsigned long long)wanted, (unsigned long long)(wanted / round));
+        die_all(
+            "--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = %llu; "
+            "nearest: %llu",
+            (unsigned long long)wanted, r->config.B, r->config.T, r->ranks.world,
+            (unsigned long long)round,
+            (unsigned long long)(wanted < round ? round : (wanted + round / 2) / round * round));
+    uint64_t most = ((uint64_t)1 << 26) / (uint64_t)r->ranks.world;  // sums of all micro-batches
+    if (wanted / round > most)
+        die_all("--tokens-per-step %llu: expected at most %llu micro-steps on %d ranks, found %llu",
+                (unsigned long long)wanted, (unsigned long long)most, r->ranks.world,
+                (unsigned long long)(wanted / round));
     r->micro_steps = (int)(wanted / round);
 }
 
@@ -187,6 +196,10 @@ static void plan_data(Run *r) {
                     (unsigned long long)(batches * (uint64_t)c->B));
     }
     if (o->val[0]) dataloader_open(&r->val, o->val, c->B, c->T, c->model.V, o->seed, false);
+    if (o->train[0] && o->val[0] &&
+        (r->train.files[0].kind == DATA_TEXT) != (r->val.files[0].kind == DATA_TEXT))
+        die_all("--train is %s, --val is %s: expected the same kind of data",
+                data_kind_name(r->train.files[0].kind), data_kind_name(r->val.files[0].kind));
     if (o->tokenizer[0])
         r->tokenizer = tokenizer_open(o->tokenizer);
     else if (r->text)
@@ -206,13 +219,13 @@ static double mib(size_t bytes) {
 }
 
 static void print_memory(const Run *r) {
-    static const char *const owners[] = {"state", "gather", "gradient", "activations"};
+    static const char *const owners[] = {"state", "gather", "gradient", "activations", BUFFER_HOST};
     const Buffers *b = r->code->buffers(r->gpt);
     double per_parameter = r->code->bytes_per_parameter(r->gpt);
     double exact = per_parameter * (double)model_parameters(&r->config.model) / r->config.fsdp.K;
     printf("memory per rank  ");
-    for (int i = 0; i < 4; i++)
-        printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 3 ? ", " : "");
+    for (int i = 0; i < 5; i++)
+        printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 4 ? ", " : "");
     printf("; together %.1f MiB\n", mib(buffers_bytes(b, NULL)));
     printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n",
            per_parameter, r->config.fsdp.K, exact / 1048576.0,
@@ -255,7 +268,7 @@ static void print_plan(const Run *r) {
             (double)r->steps * (double)(tokens / (uint64_t)c->T) / (double)r->train.samples);
     if (r->peak > 0) printf("peak             %.0f Tflop/s a rank\n", r->peak * 1e-12);
     print_memory(r);
-    fflush(stdout);
+    flush_stdout();
 }
 
 // ---- start
@@ -294,6 +307,21 @@ static void check_memory(const Run *r) {
                 mib(needed), mib(free_bytes));
 }
 
+// Files that are written at the end are tried at the start.
+static void check_output(const char *option, const char *path) {
+    if (!path[0]) return;
+    char probe[4096];
+    struct stat s;
+    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
+        die_all("--%s %s: expected a file, found a folder", option, path);
+    if (snprintf(probe, sizeof probe, "%s.probe", path) >= (int)sizeof probe)
+        die_all("--%s %s: the name is too long", option, path);
+    int fd = open(probe, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
+    if (fd < 0) die_all("--%s %s: %s", option, path, strerror(errno));
+    close(fd);
+    unlink(probe);
+}
+
 static void start_model(Run *r) {
     ncclUniqueId id;
     if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
@@ -309,11 +337,7 @@ static void start_model(Run *r) {
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
-    if (r->o.dry_run)
-        r->ranks = (Ranks){
-            0, r->o.ranks ? r->o.ranks : 1, 0, r->o.ranks ? r->o.ranks : 1, "dry run", NULL};
-    else
-        r->ranks = ranks_start(r->o.ranks);
+    r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks);
     if (!r->o.dry_run) start_device(r);
     plan_model(r);
     plan_steps(r);
@@ -328,6 +352,8 @@ static void start(Run *r, int argc, char **argv) {
         char path[4096];
         snprintf(path, sizeof path, "%s/options.cfg", r->o.out);
         if (r->o.out[0]) options_save(&r->o, path);
+        check_output("export-model", r->o.export_model);  // may lie in the folder of --out
+        check_output("trace", r->o.trace);
     }
 #ifdef DEVICE_CPU
     watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
@@ -369,14 +395,17 @@ static void report_validation(Run *r, long step) {
     double loss = validate(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
-    if (r->o.json)
-        printf("{\"step\":%ld,\"val_loss\":%.9g}\n", step, loss);
-    else if (r->text)
+    if (r->o.json) {
+        printf("{\"step\":%ld,\"val_loss\":", step);
+        json_number(stdout, loss, 9);
+        printf("}\n");
+    } else if (r->text) {
         printf("step %ld/%ld  validation loss %.4f (%.3f bits a byte)\n", step, r->steps, loss,
                loss / log(2.0));
-    else
+    } else {
         printf("step %ld/%ld  validation loss %.4f\n", step, r->steps, loss);
-    fflush(stdout);
+    }
+    flush_stdout();
 }
 
 static void print_sample(Run *r, long step, const int *tokens, int n) {
@@ -388,10 +417,16 @@ static void print_sample(Run *r, long step, const int *tokens, int n) {
         memcpy(text + bytes, piece, size);
         bytes += size;
     }
-    printf("--- sample at step %ld ---\n", step);
-    text_print(text, bytes, stdout);
-    printf("\n---\n");
-    fflush(stdout);
+    if (r->o.json) {
+        printf("{\"step\":%ld,\"sample\":", step);
+        json_string(stdout, text, bytes);
+        printf("}\n");
+    } else {
+        printf("--- sample at step %ld ---\n", step);
+        text_print(text, bytes, stdout);
+        printf("\n---\n");
+    }
+    flush_stdout();
     logger_sample(&r->logger, step, text, bytes);
     free(text);
 }
@@ -501,7 +536,7 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
                100 * x.comm_share, (x.gathered + x.reduced + x.allreduced) / 1048576.0, eta / 3600,
                eta / 60 % 60, eta % 60);
     }
-    fflush(stdout);
+    flush_stdout();
 }
 
 // Rank 0 writes FILE, rank i FILE.i.
@@ -541,7 +576,7 @@ static void train(Run *r) {
 static void finish(Run *r) {
     if (r->o.export_model[0]) {
         r->code->save(r->gpt, GPT_PARAMETERS, r->o.export_model, false);
-        if (r->ranks.rank == 0) printf("wrote %s\n", r->o.export_model);
+        if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_model);
     }
     watchdog_stop(&r->watchdog);
     logger_close(&r->logger);
@@ -552,7 +587,14 @@ static void finish(Run *r) {
     ranks_finish();
 }
 
+// A closed stdin, stdout or stderr must not become the number of a file that the run opens.
+static void keep_standard_files(void) {
+    for (int fd = 0; fd < 3; fd++)
+        if (fcntl(fd, F_GETFD) < 0 && open("/dev/null", O_RDWR) != fd) _exit(1);
+}
+
 int main(int argc, char **argv) {
+    keep_standard_files();
     static Run run;
     start(&run, argc, argv);
     train(&run);

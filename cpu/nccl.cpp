@@ -139,10 +139,11 @@ void cpu_collective_status(char *text, size_t room) {
     if (!c) return;
     int j = waiting.rank;
     const Signature *s = &own_area(c, c->round)->signature;
-    snprintf(text, room,
-             "collective %lu, %s of %lu elements, waits for rank %d of %d, which has come to %lu",
-             (unsigned long)c->round, s->tag, (unsigned long)s->count, j, c->size,
-             (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
+    int n = snprintf(text, room, "collective %lu, %s of %lu elements, waits for rank %d of %d",
+                     (unsigned long)c->round, s->tag, (unsigned long)s->count, j, c->size);
+    if (n > 0 && (size_t)n < room && c->lane[j] >= 0)
+        snprintf(text + n, room - (size_t)n, ", which has come to %lu",
+                 (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
 }
 
 static void wait_for_announcement(ncclComm *c, Lane *lane, int j) {
@@ -167,7 +168,10 @@ static const char *round_read(ncclComm *c, int j) {
         area = &lane->areas[c->round & 1];
     } else {
 #ifdef USE_MPI
+        waiting.rank = j;
+        waiting.comm = c;
         MPI_Waitall((int)c->requests.size(), c->requests.data(), MPI_STATUSES_IGNORE);
+        waiting.comm = NULL;
         c->requests.clear();
 #endif
         area = &c->inbound[j][c->round & 1];

@@ -32,9 +32,14 @@ static size_t round_up(size_t n, size_t unit) {
 }
 
 static bool arena_reserve(void) {
-    arena.reserved = round_up(4 * physical_bytes(), HUGE_PAGE);
-    void *p = mmap(NULL, arena.reserved + HUGE_PAGE, PROT_READ | PROT_WRITE,
-                   MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    // As much as the address space of the process allows (ulimit -v).
+    void *p = MAP_FAILED;
+    for (arena.reserved = round_up(4 * physical_bytes(), HUGE_PAGE);
+         p == MAP_FAILED && arena.reserved >= HUGE_PAGE;) {
+        p = mmap(NULL, arena.reserved + HUGE_PAGE, PROT_READ | PROT_WRITE,
+                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) arena.reserved = arena.reserved / 2 / HUGE_PAGE * HUGE_PAGE;
+    }
     if (p == MAP_FAILED) return false;
     arena.base = (char *)round_up((size_t)p, HUGE_PAGE);
     madvise(arena.base, arena.reserved, MADV_HUGEPAGE);

@@ -15,6 +15,12 @@ typedef struct {
     void **pointer;  // where its address goes
 } Buffer;
 
+#define BUFFER_HOST "host"  // owner of what lies in pinned host memory, not on the device
+
+static inline bool buffer_on_host(const Buffer *row) {
+    return !strcmp(row->owner, BUFFER_HOST);
+}
+
 typedef struct {
     Buffer rows[BUFFERS_MAX];
     int count;

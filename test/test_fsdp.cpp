@@ -99,7 +99,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     out->allocated_late = cpu_allocation_count() - allocations;
     out->shard_elements = code->shard_elements(g);
     out->allocated = cpu_allocated_bytes();
-    out->in_table = buffers_bytes(code->buffers(g), NULL);
+    out->in_table =
+        buffers_bytes(code->buffers(g), NULL) - buffers_bytes(code->buffers(g), BUFFER_HOST);
     for (int a = 0; a < ARRAYS; a++) {
         char path[128];
         array_path(path, name, a);

@@ -95,7 +95,13 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--config nowhere.cfg", "nowhere.cfg"},
         {"--model gpt3:c12288 --train test/reference/small/train.txt --seq 64 --steps 1",
          "MiB are needed"},
-        {TINY "--ranks 4000 --batch 1 --seq 1 --model gpt2:d48", "given twice"},
+        {TINY "--ranks 4 --batch 1 --batch 2", "given twice"},
+        {TINY "--batch 2 --tokens-per-step 27", "nearest: 28"},
+        {TINY "--val test/reference/small/val.txt", "same kind of data"},
+        {TINY "--export-model nowhere/model.bin", "--export-model nowhere/model.bin"},
+        {TINY "--export-model test", "found a folder"},
+        {TINY "--trace nowhere/trace.json", "--trace nowhere/trace.json"},
+        {TINY "--steps 2 >/dev/full", "cannot write to stdout"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_refusal(cases[i].options, cases[i].expected);
@@ -240,6 +246,45 @@ static void what_a_run_writes_can_be_read_back(void **) {
     if (o.status != 0) fail_msg("a repeated run differs: %s%s", o.out, o.err);
 }
 
+// Every line that --json prints is an object, also of a run that diverges and of samples.
+static void json_output_is_json(void **) {
+    static Outcome o;
+    o = run(PROGRAM " --model gpt2:L=1,C=8,NH=2,T=16 --train test/reference/small/train.txt --val "
+                    "test/reference/small/val.txt --batch 1 --steps 8 --lr 1000 --grad-clip 0 "
+                    "--val-every 1 --sample-every 4 --sample-tokens 9 --json --export-model "
+                    "%s/json.bin",
+            folder);
+    assert_int_equal(o.status, 0);
+    char *line = strtok(o.out, "\n");
+    for (int n = 0; line; n++, line = strtok(NULL, "\n"))
+        if (line[0] != '{' || line[strlen(line) - 1] != '}' || strstr(line, "nan") ||
+            strstr(line, "inf"))
+            fail_msg("line %d is no JSON object: %s", n, line);
+}
+
+// A file of the run must not get the number of a closed stdout.
+static void a_closed_stdout_does_not_end_in_the_log(void **) {
+    static Outcome o;
+    o = run(PROGRAM " " TINY "--steps 3 --out %s/closed >&- 2>&-", folder);
+    assert_int_equal(o.status, 0);
+    char text[4096], path[128];
+    snprintf(path, sizeof path, "%s/closed/main.log", folder);
+    read_text(path, text, sizeof text);
+    assert_int_equal(lines_of(text), 3);
+    assert_null(strstr(text, "step"));
+}
+
+static void the_published_models_can_be_planned(void **) {
+    static const char *const sizes[] = {"124M", "350M", "774M", "1558M", "125M", "760M",
+                                        "1.3B", "2.7B", "6.7B", "13B",   "175B"};
+    for (const char *size : sizes) {
+        static Outcome o;
+        o = run("scripts/gpt.sh %s --dry-run", size);
+        if (o.status != 0 || !strstr(o.out, "memory per rank"))
+            fail_msg("%s: %s%s", size, o.out, o.err);
+    }
+}
+
 static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
     static Outcome one, five;
     const char *options =
@@ -281,6 +326,9 @@ int main(void) {
         cmocka_unit_test(a_killed_rank_ends_the_job),
         cmocka_unit_test(a_silent_rank_ends_the_job),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
+        cmocka_unit_test(json_output_is_json),
+        cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
+        cmocka_unit_test(the_published_models_can_be_planned),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
     };
