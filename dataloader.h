@@ -94,20 +94,45 @@ static inline DataFile data_file_open(const char *path) {
     return file;
 }
 
-// Paths that match, in order; dies if there are none. globfree is the caller's.
-static inline glob_t data_glob(const char *pattern) {
-    glob_t found;
-    int error = glob(pattern, 0, NULL, &found);
+typedef struct {
+    int count;
+    char **paths;
+} DataPaths;
+
+static inline bool data_is_folder(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
+}
+
+// Files that match, in order; dies if there are none. A pattern that is itself the name of a file
+// means that file, whatever brackets are in it; folders that match are left out.
+static inline DataPaths data_paths(const char *pattern) {
+    DataPaths found = {0, NULL};
+    glob_t all;
+    memset(&all, 0, sizeof all);
+    bool literal = access(pattern, F_OK) == 0;
+    int error = literal ? 0 : glob(pattern, 0, NULL, &all);
     if (error == GLOB_NOMATCH) die_all("no file matches %s", pattern);
     if (error) die_all("cannot list %s", pattern);
+    size_t count = literal ? 1 : all.gl_pathc;
+    found.paths = (char **)malloc_check(count * sizeof(char *));
+    for (size_t i = 0; i < count; i++) {
+        const char *path = literal ? pattern : all.gl_pathv[i];
+        if (!data_is_folder(path)) found.paths[found.count++] = strdup_check(path);
+    }
+    if (!literal) globfree(&all);
+    if (!found.count)
+        die_all("%s: expected files, found only %zu folder(s); to take all files of one: %s/*",
+                pattern, count, pattern);
     return found;
 }
 
 // Vocabulary of the data if nobody says otherwise: GPT-2's for shards, bytes for text.
 static inline int dataloader_default_vocab(const char *pattern) {
-    glob_t found = data_glob(pattern);
-    DataKind kind = data_file_open(found.gl_pathv[0]).kind;
-    globfree(&found);
+    DataPaths found = data_paths(pattern);
+    DataKind kind = data_file_open(found.paths[0]).kind;
+    for (int i = 0; i < found.count; i++) free(found.paths[i]);
+    free(found.paths);
     return kind == DATA_TEXT ? TEXT_VOCAB : SHARD_VOCAB;
 }
 
@@ -115,12 +140,12 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
                                    uint64_t seed, bool shuffle) {
     memset(dl, 0, sizeof *dl);
     dl->B = B, dl->T = T, dl->V = V, dl->seed = seed, dl->shuffle = shuffle;
-    glob_t found = data_glob(pattern);
-    dl->file_count = (int)found.gl_pathc;
-    dl->files = (DataFile *)malloc_check(found.gl_pathc * sizeof(DataFile));
+    DataPaths found = data_paths(pattern);
+    dl->file_count = found.count;
+    dl->files = (DataFile *)malloc_check((size_t)found.count * sizeof(DataFile));
     for (int i = 0; i < dl->file_count; i++) {
         DataFile *file = &dl->files[i];
-        *file = data_file_open(strdup_check(found.gl_pathv[i]));
+        *file = data_file_open(found.paths[i]);
         if (file->kind != dl->files[0].kind)
             die_all("%s mixes kinds of data: %s is %s, %s is %s", pattern, dl->files[0].path,
                     data_kind_name(dl->files[0].kind), file->path, data_kind_name(file->kind));
@@ -128,7 +153,7 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
         dl->samples += file->tokens ? (file->tokens - 1) / (uint64_t)T : 0;
         dl->tokens += file->tokens;
     }
-    globfree(&found);
+    free(found.paths);  // the files keep the names
     if (!dl->samples)
         die_all("%s: no file has the %d tokens of one sample (T=%d and one more); found %llu in %d "
                 "file(s)",
@@ -190,8 +215,8 @@ static inline void data_read_sample(DataLoader *dl, int index, uint64_t first, i
         else
             token = ((const uint32_t *)dl->raw)[t];
         if (token >= (uint32_t)dl->V)
-            die("%s: expected tokens below the vocabulary V=%d, found %u at token %llu", file->path,
-                dl->V, token, (unsigned long long)(first + (uint64_t)t));
+            die_all("%s: expected tokens below the vocabulary V=%d, found %u at token %llu",
+                    file->path, dl->V, token, (unsigned long long)(first + (uint64_t)t));
         if (t < T) tokens[t] = (int)token;
         if (t > 0) targets[t - 1] = (int)token;
     }
@@ -213,6 +238,21 @@ static inline void data_read_batch(DataLoader *dl, uint64_t batch, int *tokens, 
 }
 
 // ---- what the training loop calls --------------------------------------------------------------
+
+// Reads the first and the last sample of the files (of CHECK_FILES, evenly chosen, if there are
+// more), so that tokens beyond the vocabulary are found at start-up. Before any prefetch.
+static inline void dataloader_check(DataLoader *dl) {
+    enum { CHECK_FILES = 64 };
+    int count = dl->file_count < CHECK_FILES ? dl->file_count : CHECK_FILES;
+    for (int i = 0; i < count; i++) {
+        int index = (int)((int64_t)i * (dl->file_count - 1) / (count > 1 ? count - 1 : 1));
+        uint64_t tokens = dl->files[index].tokens, T = (uint64_t)dl->T;
+        if (tokens <= T) continue;  // too short for a sample
+        data_read_sample(dl, index, 0, dl->ahead_tokens, dl->ahead_targets);
+        data_read_sample(dl, index, ((tokens - 1) / T - 1) * T, dl->ahead_tokens,
+                         dl->ahead_targets);
+    }
+}
 
 // Micro-batches of an epoch, the last one perhaps not full.
 static inline uint64_t dataloader_batches(const DataLoader *dl) {

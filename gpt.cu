@@ -686,6 +686,7 @@ static Gpt *gpt_create(const GptConfig *config) {
     if (!g) die("out of memory: asked for %zu bytes", sizeof *g);
     g->c = *config;
     int L = config->model.L, most = config->B * config->T;
+    g->buffers.blocks = L;
     if (g->c.logits_rows > most) g->c.logits_rows = most;
     g->kept = config->recompute == RECOMPUTE_LAYER   ? 1
               : config->recompute == RECOMPUTE_EVERY ? config->recompute_k

@@ -200,6 +200,8 @@ static void plan_data(Run *r) {
         (r->train.files[0].kind == DATA_TEXT) != (r->val.files[0].kind == DATA_TEXT))
         die_all("--train is %s, --val is %s: expected the same kind of data",
                 data_kind_name(r->train.files[0].kind), data_kind_name(r->val.files[0].kind));
+    if (o->train[0]) dataloader_check(&r->train);
+    if (o->val[0]) dataloader_check(&r->val);
     if (o->tokenizer[0])
         r->tokenizer = tokenizer_open(o->tokenizer);
     else if (r->text)
@@ -348,10 +350,7 @@ static void start(Run *r, int argc, char **argv) {
     if (r->o.dry_run) exit(0);
     check_memory(r);
     if (r->ranks.rank == 0) {
-        logger_open(&r->logger, r->o.out, 0);
-        char path[4096];
-        snprintf(path, sizeof path, "%s/options.cfg", r->o.out);
-        if (r->o.out[0]) options_save(&r->o, path);
+        logger_open(&r->logger, &r->o, 0);
         check_output("export-model", r->o.export_model);  // may lie in the folder of --out
         check_output("trace", r->o.trace);
     }

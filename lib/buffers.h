@@ -5,7 +5,7 @@
 
 #include "die.h"
 
-#define BUFFERS_MAX 16384
+#define BUFFERS_MAX (1 << 17)  // --recompute layer has room for as many blocks as a model may have
 
 typedef struct {
     char name[40];
@@ -24,12 +24,16 @@ static inline bool buffer_on_host(const Buffer *row) {
 typedef struct {
     Buffer rows[BUFFERS_MAX];
     int count;
+    int blocks;  // of the model, for the message when the rows run out
 } Buffers;
 
 __attribute__((format(printf, 5, 6))) static inline void
 buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const char *name, ...) {
-    if (b->count == BUFFERS_MAX) die("buffers: expected at most %d allocations", BUFFERS_MAX);
     if (bytes == 0) return;
+    if (b->count == BUFFERS_MAX)
+        die_all("--model: %d blocks need more than %d buffers; use --recompute layer, which keeps "
+                "one for each block, or fewer blocks",
+                b->blocks, BUFFERS_MAX);
     Buffer *row = &b->rows[b->count++];
     va_list args;
     va_start(args, name);

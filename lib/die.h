@@ -36,22 +36,29 @@ ONE_OBJECT Process process = {0, 1, -1};
 ONE_OBJECT void (*die_hook)(void) = NULL;
 
 // Writes "train_gpt: [where] message\n" in one piece, so that lines of several ranks do not mix.
+// Control bytes of the message (a file may have any name) come as \x1b, so that it stays one line
+// and commands nothing to a terminal.
 static inline void die_print(bool name_rank, const char *format, va_list args) {
-    char line[2048] = "train_gpt: ";
-    size_t used = strlen(line), room = sizeof line - 1;
+    enum { ESCAPE = 4 };  // the longest: \x1b
+    char message[2048] = "", line[4096] = "train_gpt: ";
+    size_t used = strlen(line);
     if (name_rank && process.step >= 0)
-        used += (size_t)snprintf(line + used, room - used, "[rank %d, step %ld] ", process.rank,
-                                 process.step);
+        used += (size_t)snprintf(line + used, sizeof line - used, "[rank %d, step %ld] ",
+                                 process.rank, process.step);
     else if (name_rank)
-        used += (size_t)snprintf(line + used, room - used, "[rank %d] ", process.rank);
-    int n = vsnprintf(line + used, room - used, format, args);
-    size_t end = n < 0 ? used : used + (size_t)n < room ? used + (size_t)n : room - 1;
-    for (size_t i = used; i < end; i++)
-        if (line[i] == '\n' || line[i] == '\r') line[i] = ' ';
-    line[end] = '\n';
+        used += (size_t)snprintf(line + used, sizeof line - used, "[rank %d] ", process.rank);
+    vsnprintf(message, sizeof message, format, args);
+    for (const char *c = message; *c && used < sizeof line - ESCAPE - 1; c++) {
+        unsigned char byte = (unsigned char)*c;
+        if (byte < 32 || byte == 127)
+            used += (size_t)snprintf(line + used, ESCAPE + 1, "\\x%02x", byte);
+        else
+            line[used++] = *c;
+    }
+    line[used++] = '\n';
     fflush(stdout);
     // stderr is the last place to complain, so a failed write has nobody to be told to.
-    if (write(STDERR_FILENO, line, end + 1) < 0) return;
+    if (write(STDERR_FILENO, line, used) < 0) return;
 }
 
 // _exit, not exit: destructors of libraries may wait for threads or ranks that will never answer.
@@ -104,24 +111,35 @@ __attribute__((format(printf, 2, 3))) static inline void path_print(char *path, 
     if (n < 0 || n >= PATH_BYTES) die_all("a path is too long: %.200s...", path);
 }
 
-static inline FILE *fopen_check(const char *path, const char *mode) {
-    FILE *f = fopen(path, mode);
-    if (!f) die_all("cannot %s %s: %s", mode[0] == 'r' ? "read" : "write", path, strerror(errno));
-    return f;
-}
-
+// What is opened for reading has to be a regular file (or a folder, with O_DIRECTORY): a pipe or a
+// device may never end. O_NONBLOCK lets the open of a pipe return at once; files know no such
+// thing.
 static inline int open_check(const char *path, int flags) {
-    int fd = open(path, flags | O_CLOEXEC, 0666);
     bool reads = (flags & O_ACCMODE) == O_RDONLY;
+    int fd = open(path, flags | O_CLOEXEC | (reads ? O_NONBLOCK : 0), 0666);
     if (fd < 0) die_all("cannot %s %s: %s", reads ? "read" : "write", path, strerror(errno));
+    struct stat s;
+    if (!reads || flags & O_DIRECTORY) return fd;
+    if (fstat(fd, &s) != 0) die_all("cannot read %s: %s", path, strerror(errno));
+    if (!S_ISREG(s.st_mode))
+        die_all("cannot read %s: expected a regular file, found a %s", path,
+                S_ISDIR(s.st_mode)    ? "folder"
+                : S_ISFIFO(s.st_mode) ? "pipe"
+                                      : "device");
     return fd;
 }
 
-// Size in bytes of an open regular file.
+static inline FILE *fopen_check(const char *path, const char *mode) {
+    bool reads = mode[0] == 'r';
+    FILE *f = reads ? fdopen(open_check(path, O_RDONLY), mode) : fopen(path, mode);
+    if (!f) die_all("cannot %s %s: %s", reads ? "read" : "write", path, strerror(errno));
+    return f;
+}
+
+// Size in bytes of an open file.
 static inline uint64_t file_size(int fd, const char *path) {
     struct stat s;
     if (fstat(fd, &s) != 0) die_all("cannot read the size of %s: %s", path, strerror(errno));
-    if (!S_ISREG(s.st_mode)) die_all("%s is not a regular file", path);
     return (uint64_t)s.st_size;
 }
 

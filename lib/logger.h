@@ -1,11 +1,12 @@
-// lib/logger.h: the two files that a run leaves in its folder. main.log in llm.c's format, with
-// digits enough that a float survives, and metrics.jsonl with every field, one JSON object a line.
-// Rank 0 writes them; a resumed run drops the lines from its first step on: none stands twice.
+// lib/logger.h: the files that a run leaves in its folder --out. main.log in llm.c's format, with
+// digits enough that a float survives, metrics.jsonl with every field, one JSON object a line, and
+// options.cfg, which repeats the run. Rank 0 writes them. They appear with the run's first line,
+// and only then does an earlier run's set step aside (main.log.1, metrics.jsonl.1, options.cfg.1,
+// then .2, ...): a run that fails before it has said anything changes nothing. A resumed run goes
+// on in the files that are there and drops their lines from its first step on: none stands twice.
 #pragma once
 
-#include "die.h"
-
-#include <math.h>
+#include "options.h"
 
 // ---- JSON: strings, and numbers that are not finite --------------------------------------------
 
@@ -51,8 +52,10 @@ typedef struct {
 } StepMetrics;
 
 typedef struct {
-    FILE *log, *metrics;  // NULL: no files
-    char log_path[PATH_BYTES], metrics_path[PATH_BYTES];
+    const Options *options;  // --out is the folder; "": no files. They live longer than the logger
+    long start;              // first step of this run
+    FILE *log, *metrics;     // NULL: nothing has been written yet
+    char log_path[PATH_BYTES], metrics_path[PATH_BYTES], options_path[PATH_BYTES];
 } Logger;
 
 // The step's number of a line of main.log or metrics.jsonl, -1 if it has none.
@@ -62,30 +65,40 @@ static inline long logger_line_step(const char *line) {
     return -1;
 }
 
-// Opens for appending what the lines of steps before `start` leave of the file. A run from step 0
-// moves the file of an earlier run to PATH.old.
-static inline FILE *logger_open_file(const char *path, long start) {
-    char other[PATH_BYTES];
-    path_print(other, "%s.%s", path, start ? "tmp" : "old");
-    if (!start) {
-        if (rename(path, other) != 0 && errno != ENOENT)
-            die("cannot rename %s to %s: %s", path, other, strerror(errno));
-        return fopen_check(path, "a");
+static inline void rename_check(const char *from, const char *to) {
+    if (rename(from, to) != 0) die("cannot rename %s to %s: %s", from, to, strerror(errno));
+}
+
+// Leaves of a file the lines of steps before `start`.
+static inline void logger_cut(const char *path, long start) {
+    if (access(path, F_OK) != 0) return;
+    char other[PATH_BYTES], *line = NULL;
+    path_print(other, "%s.tmp", path);
+    FILE *from = fopen_check(path, "r"), *to = fopen_check(other, "w");
+    size_t capacity = 0;
+    while (getline(&line, &capacity, from) >= 0)
+        if (logger_line_step(line) < start && strchr(line, '\n')) fputs(line, to);
+    if (ferror(from)) die("cannot read %s: %s", path, strerror(errno));
+    free(line);
+    fclose(from);
+    fclose_check(to, other);
+    rename_check(other, path);
+}
+
+// Gives the files of an earlier run that are there, all of them, the first number free for all.
+static inline void logger_number(const char *const *paths, int count) {
+    char to[PATH_BYTES];
+    for (int number = 1, taken = 1; taken; number++) {
+        taken = 0;
+        for (int i = 0; i < count; i++) {
+            path_print(to, "%s.%d", paths[i], number);
+            taken += access(to, F_OK) == 0;
+        }
+        for (int i = 0; !taken && i < count; i++) {
+            path_print(to, "%s.%d", paths[i], number);
+            if (access(paths[i], F_OK) == 0) rename_check(paths[i], to);
+        }
     }
-    FILE *from = fopen(path, "r");
-    if (from) {
-        FILE *to = fopen_check(other, "w");
-        char *line = NULL;
-        size_t capacity = 0;
-        while (getline(&line, &capacity, from) >= 0)
-            if (logger_line_step(line) < start && strchr(line, '\n')) fputs(line, to);
-        free(line);
-        fclose(from);
-        fclose_check(to, other);
-        if (rename(other, path) != 0)
-            die("cannot rename %s to %s: %s", other, path, strerror(errno));
-    }
-    return fopen_check(path, "a");
 }
 
 // mkdir -p.
@@ -103,15 +116,43 @@ static inline void make_folder(const char *folder) {
     }
 }
 
-// folder "": nothing is written. start: the first step of this run.
-static inline void logger_open(Logger *l, const char *folder, long start) {
+// Writes options.cfg.tmp: whether the folder takes files is known before any other is touched.
+static inline void logger_save_options(const Logger *l, char *path) {
+    path_print(path, "%s.tmp", l->options_path);
+    options_save(l->options, path);
+}
+
+// start: the first step of this run. An unwritable folder and a full disk are found here.
+static inline void logger_open(Logger *l, const Options *options, long start) {
+    char probe[PATH_BYTES];
+    const char *folder = options->out;
     memset(l, 0, sizeof *l);
+    l->options = options;
+    l->start = start;
     if (!folder[0]) return;
     make_folder(folder);
     path_print(l->log_path, "%s/main.log", folder);
     path_print(l->metrics_path, "%s/metrics.jsonl", folder);
-    l->log = logger_open_file(l->log_path, start);
-    l->metrics = logger_open_file(l->metrics_path, start);
+    path_print(l->options_path, "%s/options.cfg", folder);
+    logger_save_options(l, probe);
+    unlink(probe);
+}
+
+// Before every line: false if there is nothing to write to. The first makes the files.
+static inline bool logger_begin(Logger *l) {
+    if (l->log || !l->options || !l->options->out[0]) return l->log != NULL;
+    char saved[PATH_BYTES];
+    const char *paths[] = {l->options_path, l->log_path, l->metrics_path};
+    logger_save_options(l, saved);
+    logger_number(paths, l->start ? 1 : 3);
+    rename_check(saved, l->options_path);
+    if (l->start) {
+        logger_cut(l->log_path, l->start);
+        logger_cut(l->metrics_path, l->start);
+    }
+    l->log = fopen_check(l->log_path, "a");
+    l->metrics = fopen_check(l->metrics_path, "a");
+    return true;
 }
 
 // After every line, so that a run that is killed leaves what it has said.
@@ -146,14 +187,14 @@ static inline void metrics_print(FILE *f, const StepMetrics *m) {
 }
 
 static inline void logger_step(Logger *l, const StepMetrics *m) {
-    if (!l->log) return;
+    if (!logger_begin(l)) return;
     fprintf(l->log, "s:%ld trl:%.9g lr:%.9g norm:%.9g\n", m->step, m->loss, m->lr, m->norm);
     metrics_print(l->metrics, m);
     logger_flush(l);
 }
 
 static inline void logger_validation(Logger *l, long step, double loss) {
-    if (!l->log) return;
+    if (!logger_begin(l)) return;
     fprintf(l->log, "s:%ld tel:%.9g\n", step, loss);
     fprintf(l->metrics, "{\"step\":%ld,\"val_loss\":", step);
     json_number(l->metrics, loss, 9);
@@ -163,7 +204,7 @@ static inline void logger_validation(Logger *l, long step, double loss) {
 
 // text: n bytes.
 static inline void logger_sample(Logger *l, long step, const char *text, size_t n) {
-    if (!l->log) return;
+    if (!logger_begin(l)) return;
     fprintf(l->metrics, "{\"step\":%ld,\"sample\":", step);
     json_string(l->metrics, text, n);
     fputs("}\n", l->metrics);

@@ -139,7 +139,7 @@ static inline void model_file_publish(const char *path) {
     if (rename(temporary, path) != 0)
         die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
     path_print(folder, "%s", path);
-    int fd = open_check(dirname(folder), O_RDONLY);
+    int fd = open_check(dirname(folder), O_RDONLY | O_DIRECTORY);
     if (fsync(fd) != 0) die("cannot write the folder of %s: %s", path, strerror(errno));
     close(fd);
 }

@@ -189,6 +189,39 @@ static inline int edit_distance(const char *a, const char *b) {
     return row[m];
 }
 
+// llm.c's flags that this program has no use for, or not yet. They are refused and not skipped: a
+// run that is quietly not the one asked for is worse than none.
+static const struct {
+    const char *flag, *was, *instead;
+} llmc_flags[] = {
+    {"n", "steps between checkpoints", "not available yet; --export-model writes the weights"},
+    {"nk", "number of checkpoints to keep", "checkpoints are not available yet"},
+    {"nm", "steps between checkpoints kept for good", "checkpoints are not available yet"},
+    {"y", "resume", "not available yet; --model FILE starts from exported weights"},
+    {"h", "HellaSwag evaluation", "not available yet (--help lists all options)"},
+    {"lg", "steps between logs of the GPU's state", "leave it out, the program has no such log"},
+    {"sl", "skip updates whose loss is an outlier", "not available; see --grad-clip"},
+    {"sg", "skip updates whose gradient norm is an outlier", "not available; see --grad-clip"},
+    {"f", "TF32 products", "use --precision fp32|bf16"},
+    {"w", "fp32 master weights", "leave it out, parameter shards are always fp32"},
+    {"ge", "fusion of GELU into products", "leave it out, it changes no result"},
+    {"pn", "number of processes", "use mpirun -n N or --ranks N"},
+    {"pr", "rank of this process", "leave it out, mpirun or --ranks gives it"},
+    {"pg", "GPUs of a node", "leave it out, the ranks of a node are counted"},
+    {"pi", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"pm", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"ps", "address of the server that starts NCCL", "leave it out, it starts over MPI or --ranks"},
+    {"pf", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"pp", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
+};
+
+static inline void option_die_if_llmc(const char *alias) {
+    for (size_t i = 0; i < sizeof llmc_flags / sizeof llmc_flags[0]; i++)
+        if (!strcmp(llmc_flags[i].flag, alias))
+            die_all("unknown option -%s, in llm.c `%s`: %s", alias, llmc_flags[i].was,
+                    llmc_flags[i].instead);
+}
+
 // where: "" for the command line, else "FILE:LINE: ".
 NORETURN static inline void option_die_unknown(const char *where, const char *dashes,
                                                const char *name) {
@@ -240,6 +273,37 @@ static inline void option_print_choices(const Option *row, char *out, size_t byt
                                  c.takes_k ? ":K" : "");
 }
 
+// Reads a whole number that is not negative, also one written 1e6 or 1.5e6; false if text is
+// anything else or too large. Exact: the exponent adds zeros to the digits.
+static inline bool option_size(const char *text, uint64_t *value) {
+    char digits[64], *end = digits;
+    long exponent = 0;
+    bool fraction = false;
+    for (; isdigit((unsigned char)*text) || (*text == '.' && !fraction && end > digits); text++) {
+        if (end == digits + sizeof digits - 24) return false;
+        if (*text == '.')
+            fraction = true;
+        else
+            *end++ = *text, exponent -= fraction;
+    }
+    if (end == digits) return false;
+    if ((*text == 'e' || *text == 'E') && isdigit((unsigned char)text[1 + (text[1] == '+')])) {
+        char *rest;
+        long written = strtol(text + 1, &rest, 10);
+        if (written > 20) return false;
+        exponent += written;
+        text = rest;
+    } else if (fraction) {
+        return false;
+    }
+    if (*text || exponent < 0) return false;
+    for (; exponent > 0; exponent--) *end++ = '0';
+    *end = 0;
+    errno = 0;
+    *value = strtoull(digits, NULL, 10);
+    return errno == 0;
+}
+
 // Reads the digits of a number from min to max; false if text is anything else.
 static inline bool option_integer(const char *text, double min, double max, long long *value) {
     char *end;
@@ -279,16 +343,14 @@ static inline bool option_set_flag(const char *text, bool *value) {
 static inline bool option_set(Options *o, const Option *row, const char *text) {
     char *field = (char *)o + row->offset, *end;
     long long integer;
-    errno = 0;
     switch (row->kind) {
     case KIND_INT:
         if (!option_integer(text, row->min, row->max, &integer)) return false;
         *(int *)(void *)field = (int)integer;
         return true;
     case KIND_SIZE: {
-        uint64_t size = strtoull(text, &end, 10);
-        if (!isdigit((unsigned char)text[0]) || *end || errno || (double)size > row->max)
-            return false;
+        uint64_t size;
+        if (!option_size(text, &size) || (double)size > row->max) return false;
         *(uint64_t *)(void *)field = size;
         return true;
     }
@@ -316,9 +378,13 @@ static inline bool option_set(Options *o, const Option *row, const char *text) {
 static inline void option_print_expected(const Option *row, char *out, size_t bytes) {
     switch (row->kind) {
     case KIND_INT:
-    case KIND_SIZE:
-        snprintf(out, bytes, "an integer from %.15g to %.15g", row->min, row->max);
+        snprintf(out, bytes, "an integer from %.0f to %.0f", row->min, row->max);
         break;
+    case KIND_SIZE: {  // a double cannot hold 2^64 - 1
+        uint64_t max = row->max < 0x1p64 ? (uint64_t)row->max : UINT64_MAX;
+        snprintf(out, bytes, "an integer from %.0f to %llu", row->min, (unsigned long long)max);
+        break;
+    }
     case KIND_REAL:
         snprintf(out, bytes, "a number from %g to %g", row->min, row->max);
         break;
@@ -512,6 +578,7 @@ static inline const Option *option_argument(int argc, char **argv, int *i, const
     const char *equals = is_long ? strchr(word, '=') : NULL;
     snprintf(name, sizeof name, "%.*s", (int)(equals ? equals - word : (long)strlen(word)), word);
     const Option *row = is_long ? option_find(name + 2) : option_find_alias(name + 1);
+    if (!row && !is_long) option_die_if_llmc(name + 1);
     if (!row) option_die_unknown("", is_long ? "--" : "-", name + (is_long ? 2 : 1));
     const char *next = equals ? equals + 1 : *i + 1 < argc ? argv[*i + 1] : NULL;
     bool ignored;

@@ -118,7 +118,7 @@ static inline void rng_normal_fill(float *dst, size_t n, uint64_t seed, uint32_t
                                    uint64_t first, float std) {
     uint64_t start = first - first % 4;
     int64_t pieces = (int64_t)((first + n - start + RNG_PIECE - 1) / RNG_PIECE);
-#pragma omp parallel for schedule(static)
+#pragma omp parallel for schedule(static) if (pieces > 16)  // starting threads costs, too
     for (int64_t p = 0; p < pieces; p++) {
         float piece[RNG_PIECE];
         uint64_t at = start + (uint64_t)p * RNG_PIECE;

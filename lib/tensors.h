@@ -147,14 +147,19 @@ static inline void tensor_init(float *dst, size_t n, const ModelConfig *m, int i
 
 // ---- descriptors -------------------------------------------------------------------------------
 
+enum { SIZES = 5 };
+static const struct {
+    const char *name;
+    int most;
+} model_sizes[SIZES] = {
+    {"L", 1 << 16}, {"C", 1 << 24}, {"NH", 1 << 24}, {"T", 1 << 24}, {"V", 1 << 24}};
+
 static inline void model_check(const ModelConfig *m, const char *where) {
-    static const int most = 1 << 24;
-    const int sizes[] = {m->L, m->C, m->NH, m->T};
-    static const char *const names[] = {"L", "C", "NH", "T"};
-    for (int i = 0; i < 4; i++)
-        if (sizes[i] < 1 || sizes[i] > most)
-            die_all("%s: %s must be from 1 to %d, found %d", where, names[i], most, sizes[i]);
-    if (m->V < 0 || m->V > most) die_all("%s: V must be from 1 to %d, found %d", where, most, m->V);
+    const int sizes[SIZES] = {m->L, m->C, m->NH, m->T, m->V ? m->V : 1};  // V may still be unknown
+    for (int i = 0; i < SIZES; i++)
+        if (sizes[i] < 1 || sizes[i] > model_sizes[i].most)
+            die_all("%s: %s must be from 1 to %d, found %d", where, model_sizes[i].name,
+                    model_sizes[i].most, sizes[i]);
     if (m->C % m->NH)
         die_all("%s: C must be a multiple of the number of heads NH, found C=%d NH=%d", where, m->C,
                 m->NH);
@@ -162,26 +167,28 @@ static inline void model_check(const ModelConfig *m, const char *where) {
 
 // L=6,C=384,... in any order, as in "gpt2:L=6,C=384,NH=6,T=256".
 static inline void model_parse_sizes(ModelConfig *m, const char *sizes, const char *text) {
-    static const char *const names[] = {"L", "C", "NH", "T", "V"};
-    int *const fields[] = {&m->L, &m->C, &m->NH, &m->T, &m->V};
+    int *const fields[SIZES] = {&m->L, &m->C, &m->NH, &m->T, &m->V};
     for (const char *c = sizes; *c;) {
         size_t length = strcspn(c, "=,");
         int field = 0;
-        while (field < 5 && (strlen(names[field]) != length || strncmp(c, names[field], length)))
+        while (field < SIZES && (strlen(model_sizes[field].name) != length ||
+                                 strncmp(c, model_sizes[field].name, length)))
             field++;
-        if (field == 5 || c[length] != '=')
+        if (field == SIZES || c[length] != '=')
             die_all("--model %s: expected L=.. C=.. NH=.. T=.. V=.., found `%.*s`", text,
                     (int)strcspn(c, ","), c);
         char *end;
         long value = strtol(c + length + 1, &end, 10);
-        if (end == c + length + 1 || (*end && *end != ',') || value < 1 || value > (1 << 24))
-            die_all("--model %s: %s must be an integer from 1 to %d", text, names[field], 1 << 24);
-        if (*fields[field]) die_all("--model %s: %s is given twice", text, names[field]);
+        if (end == c + length + 1 || (*end && *end != ',') || value < 1 ||
+            value > model_sizes[field].most)
+            die_all("--model %s: %s must be an integer from 1 to %d", text, model_sizes[field].name,
+                    model_sizes[field].most);
+        if (*fields[field]) die_all("--model %s: %s is given twice", text, model_sizes[field].name);
         *fields[field] = (int)value;
         c = *end ? end + 1 : end;
     }
-    for (int field = 0; field < 4; field++)
-        if (!*fields[field]) die_all("--model %s: %s is missing", text, names[field]);
+    for (int field = 0; field < SIZES - 1; field++)
+        if (!*fields[field]) die_all("--model %s: %s is missing", text, model_sizes[field].name);
 }
 
 // "gpt2:d12|d24|d36|d48" (also "d12"), "gpt3:c768" .. "gpt3:c12288", or sizes one by one. V stays 0
@@ -198,17 +205,22 @@ static inline ModelConfig model_parse(const char *text) {
                                        {2048, 0, 0, 32, 32, 2560}, {2048, 0, 0, 32, 32, 4096},
                                        {2048, 0, 0, 40, 40, 5120}, {2048, 0, 0, 96, 96, 12288}};
     ModelConfig m = {0, 0, 0, 0, 0, 0};
+    char known[16];  // a whole descriptor, so that nothing may follow it
     const char *name = !strncmp(text, "gpt2:", 5) ? text + 5 : text;
     if (!strncmp(text, "gpt3:c", 6)) {
-        for (size_t i = 0; i < sizeof gpt3 / sizeof gpt3[0]; i++)
-            if (gpt3[i].C == atoi(text + 6)) m = gpt3[i];
+        for (size_t i = 0; i < sizeof gpt3 / sizeof gpt3[0]; i++) {
+            snprintf(known, sizeof known, "gpt3:c%d", gpt3[i].C);
+            if (!strcmp(text, known)) m = gpt3[i];
+        }
         if (!m.C)
             die_all("--model %s: expected gpt3:c768, c1024, c1536, c2048, c2560, c4096, c5120 or "
                     "c12288",
                     text);
     } else if (name[0] == 'd') {
-        for (size_t i = 0; i < sizeof gpt2 / sizeof gpt2[0]; i++)
-            if (gpt2[i].L == atoi(name + 1)) m = gpt2[i];
+        for (size_t i = 0; i < sizeof gpt2 / sizeof gpt2[0]; i++) {
+            snprintf(known, sizeof known, "d%d", gpt2[i].L);
+            if (!strcmp(name, known)) m = gpt2[i];
+        }
         if (!m.C) die_all("--model %s: expected gpt2:d12, d24, d36 or d48", text);
     } else if (name != text) {
         model_parse_sizes(&m, name, text);
@@ -224,8 +236,12 @@ static inline ModelConfig model_parse(const char *text) {
     return m;
 }
 
-// True if --model names a file rather than a descriptor.
+// True if --model names a file rather than a descriptor: a path, a name that ends in .bin, or
+// whatever else is there under that name. What reads as a descriptor is one, whatever is there.
 static inline bool model_is_file(const char *text) {
     size_t n = strlen(text);
-    return n > 4 && !strcmp(text + n - 4, ".bin");
+    if (!strncmp(text, "gpt2:", 5) || !strncmp(text, "gpt3:", 5)) return false;
+    if (text[0] == 'd' && n > 1 && strspn(text + 1, "0123456789") == n - 1) return false;
+    if (strchr(text, '/') || (n > 4 && !strcmp(text + n - 4, ".bin"))) return true;
+    return access(text, F_OK) == 0;
 }

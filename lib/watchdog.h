@@ -1,5 +1,7 @@
 // lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown
 // progress within the time limit; if not, it says where the rank stands and takes all ranks down.
+// The limit counts the thread's own pauses, not a clock: a job that is stopped for an hour and
+// continued has lost no time.
 #pragma once
 
 #include "die.h"
@@ -10,27 +12,26 @@
 typedef struct {
     int limit;                             // seconds
     void (*describe)(char *text, size_t);  // adds what this rank is waiting for; may be NULL
-    long alive;                            // time of the last sign of progress
+    unsigned long signs;                   // of progress, so far
     pthread_t thread;
 } Watchdog;
 
-static inline long watchdog_now(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return (long)t.tv_sec;
-}
-
 // The main thread has got on.
 static inline void watchdog_alive(Watchdog *w) {
-    __atomic_store_n(&w->alive, watchdog_now(), __ATOMIC_RELAXED);
+    __atomic_fetch_add(&w->signs, 1, __ATOMIC_RELAXED);
 }
 
 static inline void *watchdog_thread(void *argument) {
+    enum { PAUSES_A_SECOND = 5 };
     Watchdog *w = (Watchdog *)argument;
-    for (;;) {
-        struct timespec pause = {0, 200 * 1000 * 1000};
-        nanosleep(&pause, NULL);
-        if (watchdog_now() - __atomic_load_n(&w->alive, __ATOMIC_RELAXED) < w->limit) continue;
+    unsigned long seen = 0;
+    for (long idle = 0;;) {  // pauses since the last sign
+        struct timespec pause = {0, 1000 * 1000 * 1000 / PAUSES_A_SECOND};
+        if (nanosleep(&pause, NULL) != 0) continue;  // a signal has cut it short
+        unsigned long signs = __atomic_load_n(&w->signs, __ATOMIC_RELAXED);
+        idle = signs == seen ? idle + 1 : 0;
+        seen = signs;
+        if (idle < (long)w->limit * PAUSES_A_SECOND) continue;
         char where[512] = "no collective is waiting";
         if (w->describe) w->describe(where, sizeof where);
         die("no progress for %d seconds: %s (--timeout sets the limit)", w->limit, where);
@@ -40,7 +41,7 @@ static inline void *watchdog_thread(void *argument) {
 static inline void watchdog_start(Watchdog *w, int seconds, void (*describe)(char *text, size_t)) {
     w->limit = seconds;
     w->describe = describe;
-    watchdog_alive(w);
+    w->signs = 0;
     int error = pthread_create(&w->thread, NULL, watchdog_thread, w);
     if (error) die("cannot start the watchdog's thread: %s", strerror(error));
 }

@@ -14,7 +14,11 @@ while [ $# -gt 0 ]; do
     *) echo "usage: scripts/quickstart.sh [--text FILE] [--steps N] [--check-only]" >&2; exit 1 ;;
     esac
 done
-[ -z "$text" ] || [ -s "$text" ] || { echo "quickstart: --text $text: expected a file that is not empty" >&2; exit 1; }
+if [ -n "$text" ]; then
+    [ -f "$text" ] || { echo "quickstart: --text $text: expected a text file, found none" >&2; exit 1; }
+    size=$(stat -Lc %s "$text")
+    [ "$size" -ge 2000 ] || { echo "quickstart: --text $text: expected at least 2000 bytes, found $size" >&2; exit 1; }
+fi
 own=${text:+$(realpath "$text")}
 cd "$(dirname "$0")/.."
 
@@ -37,13 +41,16 @@ if [ -z "$own" ]; then
     # The whole King James Bible, a verse a line.
     bible -l 10000 "Gen1:1-Rev22:21" >"$text"
 fi
-# Blocks of 100 lines; the 40th of every 80 is kept for validation.
-awk -v train="$work/train.txt" -v val="$work/val.txt" \
-    'BEGIN {printf "" >train; printf "" >val} {print >(int((NR - 1) / 100) % 80 == 39 ? val : train)}' "$text"
-if [ "$(stat -c %s "$work/val.txt")" -lt 2000 ]; then  # few or long lines: the last tenth instead
-    size=$(stat -c %s "$text")
-    head -c $((size - size / 10)) "$text" >"$work/train.txt"
-    tail -c $((size / 10)) "$text" >"$work/val.txt"
+# Blocks of 100 lines; the 40th of every 80 is kept for validation, of a long text fewer: about 100 kB are enough.
+size=$(stat -Lc %s "$text")
+every=$((size > 8000000 ? size / 100000 : 80))
+awk -v train="$work/train.txt" -v val="$work/val.txt" -v every=$every 'BEGIN {printf "" >train; printf "" >val}
+    {print >(int((NR - 1) / 100) % every == int(every / 2) - 1 ? val : train)}' "$text"
+held=$(stat -c %s "$work/val.txt")
+if [ "$held" -lt 2000 ] || [ "$held" -gt 200000 ]; then  # few, long or uneven lines: the end of the text instead
+    held=$((size > 1000000 ? 100000 : size / 10))
+    head -c $((size - held)) "$text" >"$work/train.txt"
+    tail -c $held "$text" >"$work/val.txt"
 fi
 echo "$text: $(stat -c %s "$work/train.txt") bytes to train on, $(stat -c %s "$work/val.txt") to validate with"
 # Bits a byte of a model that knows how often each byte follows each other byte.

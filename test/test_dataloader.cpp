@@ -100,6 +100,30 @@ static void the_last_target_of_a_sample_is_the_first_token_of_the_next(void **) 
     dataloader_close(&dl);
 }
 
+static void a_name_with_brackets_is_a_file_before_it_is_a_pattern(void **) {
+    DataLoader dl;
+    write_file("book[1].txt", "the one with brackets", 21);
+    write_file("book1.txt", "another", 7);
+    dataloader_open(&dl, temporary("book[1].txt"), 1, 4, 257, 1, false);
+    assert_true(dl.file_count == 1 && dl.tokens == 22);
+    dataloader_close(&dl);
+    assert_int_equal(unlink(temporary("book[1].txt")), 0);
+    dataloader_open(&dl, temporary("book[1].txt"), 1, 4, 257, 1, false);
+    assert_true(dl.file_count == 1 && dl.tokens == 8);
+    dataloader_close(&dl);
+}
+
+static void folders_that_match_are_left_out(void **) {
+    DataLoader dl;
+    assert_int_equal(mkdir(temporary("mixed_1"), 0700), 0);
+    write_file("mixed_2", "some text", 9);
+    const char *pattern = temporary("mixed_*");
+    assert_int_equal(dataloader_default_vocab(pattern), 257);
+    dataloader_open(&dl, pattern, 1, 4, 257, 1, false);
+    assert_true(dl.file_count == 1 && dl.tokens == 10);
+    dataloader_close(&dl);
+}
+
 // ---- order -------------------------------------------------------------------------------------
 
 static void every_sample_comes_exactly_once_in_an_epoch(void **) {
@@ -300,10 +324,16 @@ static void expect_bad_shard(int word, uint32_t value, size_t cut, const char *e
 static void bad_files_end_in_one_line(void **) {
     expect_death(run_open, temporary("nothing*.bin"), "no file matches");
     expect_death(run_open, "/nowhere/x.bin", "no file matches /nowhere/x.bin");
-    expect_death(run_open, folder, "is not a regular file");
+    expect_death(run_open, "/dev/zero", "/dev/zero: expected a regular file, found a device");
+    const char *pipe = temporary("pipe.txt");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    alarm(20);
+    expect_death(run_open, pipe, "pipe.txt: expected a regular file, found a pipe");
+    alarm(0);
     expect_death(run_open, write_file("empty.txt", "", 0), "empty.txt is empty");
     expect_death(run_open, write_file("short.txt", "1234567", 7),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 8 in 1 file(s)");
+    expect_death(run_open, folder, "found only 1 folder(s); to take all files of one: /tmp/test_");
     expect_bad_shard(0, 20240326, 0, "expected a token shard (magic 20240520 or 20240801), found");
     expect_bad_shard(1, 2, 0, "expected version 1 of a token shard, found 2");
     expect_bad_shard(2, 101, 0, "expected 1226 bytes for 101 tokens, found 1224; is it complete?");
@@ -329,6 +359,35 @@ static void a_token_beyond_the_vocabulary_is_named(void **) {
     const char *path = write_shard("over.bin", 200, 65, 2);
     expect_death(run_epoch, path, expected);
     expect_death(run_epoch_ahead, path, expected);
+}
+
+// Opens and checks only: nothing else is read.
+static void run_check(const void *pattern) {
+    DataLoader dl;
+    dataloader_open(&dl, (const char *)pattern, 2, 8, 257, 1, true);
+    dataloader_check(&dl);
+}
+
+static void a_token_beyond_the_vocabulary_is_found_at_start(void **) {
+    enum { FILES = 150 };
+    for (int i = 0; i < FILES; i++) {
+        char name[32];
+        snprintf(name, sizeof name, "start_%03d.bin", i);
+        write_shard(name, 100, i == 7 ? 3 : 65, 2);  // one is too short for a sample
+    }
+    const char *pattern = temporary("start_*.bin");
+    DataLoader dl;
+    dataloader_open(&dl, pattern, 2, 8, 257, 1, true);
+    dataloader_check(&dl);
+    int x[16], y[16];
+    dataloader_fetch(&dl, 3, x, y);
+    assert_int_equal(y[0], x[0] + 1);
+    dataloader_close(&dl);
+    write_shard("start_149.bin", 200, 65, 2);  // 257 is in the last sample of the last file
+    expect_death(run_check, pattern,
+                 "start_149.bin: expected tokens below the vocabulary V=257, found 257");
+    write_shard("start_000.bin", 300, 65, 2);
+    expect_death(run_check, pattern, "start_000.bin: expected tokens below the vocabulary V=257");
 }
 
 static void run_truncated(const void *path) {
@@ -388,6 +447,8 @@ int main(void) {
         cmocka_unit_test(text_is_bytes_after_an_end_of_text),
         cmocka_unit_test(both_kinds_of_shard_give_their_tokens),
         cmocka_unit_test(the_last_target_of_a_sample_is_the_first_token_of_the_next),
+        cmocka_unit_test(a_name_with_brackets_is_a_file_before_it_is_a_pattern),
+        cmocka_unit_test(folders_that_match_are_left_out),
         cmocka_unit_test(every_sample_comes_exactly_once_in_an_epoch),
         cmocka_unit_test(micro_batches_cut_one_global_order_whatever_their_size),
         cmocka_unit_test(a_step_is_the_same_samples_for_any_number_of_ranks),
@@ -399,6 +460,7 @@ int main(void) {
         cmocka_unit_test(bad_files_end_in_one_line),
         cmocka_unit_test(mixed_kinds_are_refused),
         cmocka_unit_test(a_token_beyond_the_vocabulary_is_named),
+        cmocka_unit_test(a_token_beyond_the_vocabulary_is_found_at_start),
         cmocka_unit_test(a_file_that_shrinks_during_the_run_is_named),
         cmocka_unit_test(the_first_step_is_the_one_python_trained_on),
     };

@@ -1,5 +1,5 @@
 // test/test_lib.cpp: lib/ by itself: options, learning rates, random numbers, tensors, model files,
-// tokenizers, sampling, logs. Reads test/reference/, writes to a temporary folder.
+// tokenizers, sampling, logs, the watchdog. Reads test/reference/, writes to a temporary folder.
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,13 +9,18 @@ extern "C" {
 #include <cmocka.h>
 }
 
+#include "../lib/buffers.h"
 #include "../lib/logger.h"
 #include "../lib/model_file.h"
 #include "../lib/options.h"
 #include "../lib/peak.h"
 #include "../lib/sampler.h"
 #include "../lib/tokenizer.h"
+#include "../lib/watchdog.h"
 #include "death.h"
+
+#include <signal.h>
+#include <sys/resource.h>
 
 static char folder[] = "/tmp/test_lib_XXXXXX";
 
@@ -187,6 +192,56 @@ static void a_flag_stands_alone_or_takes_0_or_1(void **) {
     assert_int_equal(parse("--overfit --batch 3").batch, 3);
 }
 
+static void sizes_may_be_written_with_an_exponent(void **) {
+    const struct {
+        const char *text;
+        uint64_t value;
+    } good[] = {{"1e6", 1000000},
+                {"1E+6", 1000000},
+                {"1.5e3", 1500},
+                {"0e5", 0},
+                {"524288", 524288},
+                {"1e15", 1000000000000000ull},
+                {"9007199254740993e0", 9007199254740993ull},  // 2^53 + 1: no double
+                {"18446744073709551615", UINT64_MAX}};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        uint64_t value;
+        if (!option_size(good[i].text, &value) || value != good[i].value)
+            fail_msg("%s was not read", good[i].text);
+    }
+    const char *bad[] = {"1e",     "e6",    "1e-3", "0.5",  "1.5",
+                         "1.25e1", "1e6x",  "1e 6", ".5e1", "1e+",
+                         "1e6.0",  "+1e6",  "1ee6", "2e19", "18446744073709551616",
+                         "1e99",   "1..5e3"};
+    for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
+        uint64_t value;
+        if (option_size(bad[i], &value)) fail_msg("%s was taken", bad[i]);
+    }
+    assert_true(parse("--tokens-per-step 5e5").tokens_per_step == 500000);
+    expect_parse_death("--tokens-per-step 1e16",
+                       "expected an integer from 0 to 1000000000000000\n");
+    expect_parse_death("--seed x", "expected an integer from 0 to 18446744073709551615\n");
+}
+
+static void flags_of_llmc_that_are_not_here_are_explained(void **) {
+    const char *const cases[][2] = {
+        {"-b 4 -n 5",
+         "-n, in llm.c `steps between checkpoints`: not available yet; --export-model"},
+        {"-y 1", "-y, in llm.c `resume`: not available yet"},
+        {"-nk 5", "-nk, in llm.c `number of checkpoints to keep`"},
+        {"-f 0", "-f, in llm.c `TF32 products`: use --precision"},
+        {"-w 1", "parameter shards are always fp32"},
+        {"-h 1", "-h, in llm.c `HellaSwag evaluation`: not available yet"},
+        {"-ge 1", "changes no result"},
+        {"-pn 8", "use mpirun -n N or --ranks N"},
+        {"-sl 7.0", "skip updates whose loss is an outlier"},
+        {"--pn 8", "unknown option --pn"}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
+        expect_parse_death(cases[i][0], cases[i][1]);
+    for (size_t i = 0; i < sizeof llmc_flags / sizeof llmc_flags[0]; i++)
+        assert_null(option_find_alias(llmc_flags[i].flag));
+}
+
 static void bad_command_lines_end_in_one_line(void **) {
     expect_parse_death("--bacth 3", "unknown option --bacth: did you mean --batch?");
     expect_parse_death("--tokens_per_step 3", "did you mean --tokens-per-step?");
@@ -301,6 +356,10 @@ static void run_die(const void *) {
     die("expected %d\nfound %d", 1, 2);
 }
 
+static void run_die_named(const void *name) {
+    die_all("cannot read %s", (const char *)name);
+}
+
 static void run_die_all(const void *) {
     process.rank = 2;
     die_all("alone");
@@ -316,9 +375,102 @@ static void run_hook(const void *) {
 }
 
 static void die_names_rank_and_step_in_one_line(void **) {
-    expect_death(run_die, NULL, "train_gpt: [rank 3, step 17] expected 1 found 2\n");
+    expect_death(run_die, NULL, "train_gpt: [rank 3, step 17] expected 1\\x0afound 2\n");
     expect_death(run_die_all, NULL, "train_gpt: [rank 2] alone\n");
     expect_death(run_hook, NULL, "with a hook\n");
+}
+
+static void messages_command_nothing_to_the_terminal(void **) {
+    expect_death(run_die_named, "a\033[2J\t\177\r caf\xc3\xa9",
+                 "cannot read a\\x1b[2J\\x09\\x7f\\x0d caf\xc3\xa9\n");
+    static char name[4000];
+    memset(name, '\a', sizeof name - 1);  // every byte grows fourfold; still one line
+    expect_death(run_die_named, name, "cannot read \\x07\\x07");
+}
+
+static void run_fopen(const void *path) {
+    fopen_check((const char *)path, "r");
+}
+
+static void run_config(const void *path) {
+    Options o;
+    options_default(&o);
+    options_read_config(&o, (const char *)path);
+}
+
+// A read of a pipe without a writer waits for ever.
+static void only_regular_files_are_read(void **) {
+    const char *pipe = temporary("a_pipe");
+    assert_int_equal(mkfifo(pipe, 0600), 0);
+    alarm(20);
+    void (*const runs[])(const void *) = {
+        run_fopen, run_config, [](const void *path) { model_file_open((const char *)path); },
+        [](const void *path) { tokenizer_open((const char *)path); }};
+    for (auto run : runs) {
+        expect_death(run, pipe, "a_pipe: expected a regular file, found a pipe");
+        expect_death(run, "/dev/zero", "cannot read /dev/zero: expected a regular file, found a");
+        expect_death(run, folder, "expected a regular file, found a folder");
+    }
+    alarm(0);
+}
+
+// ---- watchdog ----------------------------------------------------------------------------------
+
+static void burn(double seconds) {
+    struct timespec t = {0, 0};
+    while ((double)t.tv_sec + 1e-9 * (double)t.tv_nsec < seconds)
+        clock_gettime(CLOCK_THREAD_CPUTIME_ID, &t);
+}
+
+static void run_silent(const void *) {
+    Watchdog w;
+    watchdog_start(&w, 1, [](char *text, size_t bytes) { snprintf(text, bytes, "in a test"); });
+    sleep(20);
+}
+
+static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
+    expect_death(run_silent, NULL,
+                 "no progress for 1 seconds: in a test (--timeout sets the limit)\n");
+    int ends[2], status;
+    char byte;
+    assert_int_equal(pipe(ends), 0);
+    pid_t child = fork();
+    if (child == 0) {
+        Watchdog w;
+        watchdog_start(&w, 2, NULL);
+        if (write(ends[1], "", 1) != 1) _exit(3);
+        burn(0.4);  // stopped in here, and still busy when the watchdog looks again
+        watchdog_alive(&w);
+        watchdog_stop(&w);
+        _exit(0);
+    }
+    assert_int_equal(read(ends[0], &byte, 1), 1);
+    usleep(100 * 1000);
+    kill(child, SIGSTOP);
+    usleep(3500 * 1000);
+    kill(child, SIGCONT);
+    assert_int_equal(waitpid(child, &status, 0), child);
+    if (status != 0) fail_msg("the stopped job ended with status %#x", (unsigned)status);
+    close(ends[0]);
+    close(ends[1]);
+}
+
+// ---- buffers -----------------------------------------------------------------------------------
+
+static void run_buffers(const void *per_block) {
+    static Buffers b;
+    void *p;
+    b.blocks = model_sizes[0].most;
+    for (int i = 0; i < b.blocks * *(const int *)per_block; i++)
+        buffers_add(&b, "activations", &p, 1, "residual %d", i);
+    die("%d buffers", b.count);
+}
+
+static void the_largest_model_has_a_buffer_for_each_block(void **) {
+    const int one = 1, many = 3;
+    expect_death(run_buffers, &one, "65536 buffers");
+    expect_death(run_buffers, &many,
+                 "65536 blocks need more than 131072 buffers; use --recompute layer");
 }
 
 // ---- schedules ---------------------------------------------------------------------------------
@@ -537,6 +689,11 @@ static void bad_model_descriptors_end_in_one_line(void **) {
     const char *const cases[][2] = {
         {"gpt2:d13", "expected gpt2:d12, d24, d36 or d48"},
         {"gpt3:c700", "expected gpt3:c768"},
+        {"gpt2:d12x", "expected gpt2:d12, d24"},
+        {"d12,", "expected gpt2:d12, d24"},
+        {"gpt2:d012", "expected gpt2:d12, d24"},
+        {"gpt3:c768junk", "expected gpt3:c768"},
+        {"gpt2:L=65537,C=12,NH=3,T=7", "L must be an integer from 1 to 65536"},
         {"bert", "--model bert: expected gpt2:d12"},
         {"gpt2:L=2,C=12,NH=5,T=7",
          "C must be a multiple of the number of heads NH, found C=12 NH=5"},
@@ -549,6 +706,26 @@ static void bad_model_descriptors_end_in_one_line(void **) {
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_death(run_model_parse, cases[i][0], cases[i][1]);
+}
+
+static void files_and_descriptors_of_models_are_told_apart(void **) {
+    const char *const files[] = {"model.bin", "folder/model", "./d12", "d12.bin", "test"};
+    const char *const descriptors[] = {"d12",  "gpt2:d12", "gpt3:c768",    "gpt2:L=1", "bert",
+                                       "d12x", ".bin",     "gpt2:a/b.bin", ""};
+    for (size_t i = 0; i < sizeof files / sizeof files[0]; i++)
+        if (!model_is_file(files[i])) fail_msg("%s is a file", files[i]);
+    for (size_t i = 0; i < sizeof descriptors / sizeof descriptors[0]; i++)
+        if (model_is_file(descriptors[i])) fail_msg("%s is no file", descriptors[i]);
+    char back[4096];
+    assert_non_null(getcwd(back, sizeof back));
+    write_file(temporary("weights"), "x", 1);
+    write_file(temporary("d12"), "x", 1);
+    write_file(temporary("gpt2:d12"), "x", 1);
+    assert_int_equal(chdir(folder), 0);
+    bool weights = model_is_file("weights"), d12 = model_is_file("d12"),
+         gpt2 = model_is_file("gpt2:d12");
+    assert_int_equal(chdir(back), 0);
+    assert_true(weights && !d12 && !gpt2);
 }
 
 static void segments_are_neighbours_and_cover_a_block(void **) {
@@ -707,6 +884,7 @@ static void bad_model_files_end_in_one_line(void **) {
                  {1, 3, 100, "expected a model.bin, found a file of 100 bytes"},
                  {1, 5, sizeof bytes, "expected 11848 bytes"},
                  {4, 0, sizeof bytes, "L must be from 1"},
+                 {4, 70000, sizeof bytes, "L must be from 1 to 65536, found 70000"},
                  {3, 0, sizeof bytes, "V must be from 1"},
                  {5, 5, sizeof bytes, "multiple of the number of heads"},
                  {6, 1 << 30, sizeof bytes, "C must be from 1"},
@@ -850,15 +1028,42 @@ static void samples_are_a_function_of_seed_text_and_position(void **) {
 // ---- logs --------------------------------------------------------------------------------------
 
 static StepMetrics metrics(long step) {
-    StepMetrics m = {step, 10, 1.0 / 3, 2.0 / 3, 1e-4 / 3, 12.5, 1000, NAN, 0.25, 640, 1 << 20};
+    StepMetrics m;
+    memset(&m, 0, sizeof m);
+    m.step = step, m.steps = 10;
+    m.loss = 1.0 / 3, m.norm = 2.0 / 3, m.lr = 1e-4 / 3, m.ms = 12.5;
+    m.tokens_per_second = 1000, m.mfu = NAN, m.comm_share = 0.25;
+    m.gathered = 1048577, m.collectives = 7, m.tokens = 640, m.memory = 1 << 20;
     return m;
+}
+
+// Options whose --out is a folder in the temporary one; good until the next call.
+static Options *options_of(const char *name) {
+    static Options o;
+    static char out[256];
+    options_default(&o);
+    snprintf(out, sizeof out, "%s", temporary(name));
+    o.out = out;
+    return &o;
+}
+
+// A whole run of steps first .. end - 1.
+static void log_run(const Options *o, long first, long end) {
+    Logger l;
+    logger_open(&l, o, first);
+    for (long step = first; step < end; step++) {
+        StepMetrics m = metrics(step);
+        logger_step(&l, &m);
+    }
+    logger_close(&l);
 }
 
 static void logs_keep_every_digit_of_a_float(void **) {
     Logger l;
-    logger_open(&l, temporary("run/deep"), 0);
+    logger_open(&l, options_of("run/deep"), 0);
     StepMetrics m = metrics(0);
     logger_step(&l, &m);
+    logger_validation(&l, 1, NAN);
     logger_validation(&l, 1, 4.0 / 3);
     logger_sample(&l, 1, "a\"\n\xff", 4);
     logger_close(&l);
@@ -871,27 +1076,20 @@ static void logs_keep_every_digit_of_a_float(void **) {
     assert_string_equal(
         read_file(temporary("run/deep/metrics.jsonl")),
         "{\"step\":0,\"steps\":10,\"loss\":0.333333333,\"norm\":0.666666667,\"lr\":3.33333333e-05,"
-        "\"ms\":12.5,\"tokens_per_second\":1000,\"mfu\":null,\"comm_share\":0.25,\"tokens\":640,"
-        "\"memory\":1048576}\n"
+        "\"ms\":12.5,\"tokens_per_second\":1000,\"mfu\":null,\"comm_share\":0.25,"
+        "\"gathered\":1048577,\"reduced\":0,\"allreduced\":0,\"collectives\":7,\"tokens\":640,"
+        "\"memory\":1048576}\n{\"step\":1,\"val_loss\":null}\n"
         "{\"step\":1,\"val_loss\":1.33333333}\n{\"step\":1,\"sample\":\"a\\\"\\n\\u00ff\"}\n");
 }
 
 static void a_resumed_run_leaves_no_line_twice(void **) {
-    Logger l;
-    const char *run = temporary("resumed");
-    logger_open(&l, run, 0);
-    for (long step = 0; step < 5; step++) {
-        StepMetrics m = metrics(step);
-        logger_step(&l, &m);
-    }
-    fputs("s:1", l.log);  // killed in the middle of the line of step 12
-    logger_close(&l);
-    logger_open(&l, run, 3);
-    for (long step = 3; step < 6; step++) {
-        StepMetrics m = metrics(step);
-        logger_step(&l, &m);
-    }
-    logger_close(&l);
+    Options *o = options_of("resumed");
+    log_run(o, 0, 5);
+    FILE *f = fopen_check(temporary("resumed/main.log"), "a");
+    fputs("s:1", f);  // killed in the middle of the line of step 12
+    fclose_check(f, "main.log");
+    o->batch = 3;
+    log_run(o, 3, 6);
     const char *const files[] = {"resumed/main.log", "resumed/metrics.jsonl"};
     for (int i = 0; i < 2; i++) {
         long expected = 0;
@@ -900,21 +1098,85 @@ static void a_resumed_run_leaves_no_line_twice(void **) {
             assert_int_equal(logger_line_step(line), expected++);
         assert_int_equal(expected, 6);
     }
-    logger_open(&l, temporary("resumed"), 0);  // a new run keeps the old one's files
-    logger_close(&l);
-    assert_string_equal(read_file(temporary("resumed/main.log")), "");
-    assert_non_null(strstr(read_file(temporary("resumed/main.log.old")), "s:5 "));
+    // Each part's options are kept.
+    assert_non_null(strstr(read_file(temporary("resumed/options.cfg")), "\nbatch = 3\n"));
+    assert_non_null(strstr(read_file(temporary("resumed/options.cfg.1")), "\nbatch = 4\n"));
+    assert_int_equal(access(temporary("resumed/main.log.1"), F_OK), -1);
+}
+
+static void an_earlier_run_keeps_its_files_under_a_number(void **) {
+    Options *o = options_of("numbered");
+    log_run(o, 0, 1);
+    write_file(temporary("numbered/metrics.jsonl.2"), "mine", 4);  // 2 is taken
+    for (long run = 2; run < 4; run++) {
+        for (int failed = 0; failed < 3; failed++) log_run(o, 0, 0);  // these fail before a line
+        o->batch = (int)run;
+        log_run(o, 0, run);
+    }
+    const struct {
+        const char *number, *batch;
+        long lines;
+    } cases[] = {{".1", "\nbatch = 4\n", 1}, {".3", "\nbatch = 2\n", 2}, {"", "\nbatch = 3\n", 3}};
+    for (auto &c : cases) {
+        const char *const names[] = {"main.log", "metrics.jsonl"};
+        char name[64];
+        for (const char *file : names) {
+            snprintf(name, sizeof name, "numbered/%s%s", file, c.number);
+            long lines = 0;
+            for (const char *text = read_file(temporary(name)); *text; text++)
+                lines += *text == '\n';
+            assert_int_equal(lines, c.lines);
+        }
+        snprintf(name, sizeof name, "numbered/options.cfg%s", c.number);
+        assert_non_null(strstr(read_file(temporary(name)), c.batch));
+    }
+    assert_string_equal(read_file(temporary("numbered/metrics.jsonl.2")), "mine");
+    assert_int_equal(access(temporary("numbered/main.log.2"), F_OK), -1);
+    assert_int_equal(access(temporary("numbered/main.log.4"), F_OK), -1);
+    assert_int_equal(access(temporary("numbered/options.cfg.tmp"), F_OK), -1);
+}
+
+// From here on no file of this process may be larger than that, as on a disk without space.
+static void limit_files(rlim_t bytes) {
+    struct rlimit limit = {bytes, bytes};
+    signal(SIGXFSZ, SIG_IGN);
+    if (setrlimit(RLIMIT_FSIZE, &limit) != 0) _exit(0);
+}
+
+static void a_full_disk_takes_no_earlier_file(void **) {
+    Options *o = options_of("full");
+    log_run(o, 0, 2);
+    expect_death(
+        [](const void *options) {
+            limit_files(100);
+            Logger l;
+            logger_open(&l, (const Options *)options, 0);
+        },
+        o, "full/options.cfg.tmp: File too large");
+    expect_death(
+        [](const void *options) {
+            Logger l;
+            logger_open(&l, (const Options *)options, 0);
+            limit_files(100);
+            logger_validation(&l, 0, 1.0);
+        },
+        o, "full/options.cfg.tmp: File too large");
+    assert_int_equal(access(temporary("full/main.log.1"), F_OK), -1);
+    assert_non_null(strstr(read_file(temporary("full/main.log")), "s:1 "));
 }
 
 static void run_logger(const void *where) {
+    Options o;
+    options_default(&o);
+    o.out = (const char *)where;
     Logger l;
-    logger_open(&l, (const char *)where, 0);
-    StepMetrics m = metrics(0);
-    logger_step(&l, &m);
+    logger_open(&l, &o, 0);
 }
 
 static void unwritable_logs_end_in_one_line(void **) {
     expect_death(run_logger, "/proc/nowhere", "cannot make the folder /proc/nowhere");
+    // A folder that takes no file is found at start, even by root.
+    expect_death(run_logger, "/proc", "cannot write /proc/options.cfg.tmp");
     // /dev/full takes no byte, as a disk without space.
     expect_death(
         [](const void *) {
@@ -926,6 +1188,19 @@ static void unwritable_logs_end_in_one_line(void **) {
             logger_validation(&full, 1, 2.0);
         },
         NULL, "cannot write /dev/full: No space left on device");
+}
+
+static void the_quickstart_names_the_text_that_is_too_small(void **) {
+    const char *path = temporary("small.txt");
+    write_file(path, "too small", 9);
+    char command[512];
+    const char *said = temporary("said");
+    snprintf(command, sizeof command, "scripts/quickstart.sh --text %s >%s 2>&1", path, said);
+    assert_int_not_equal(system(command), 0);
+    char expected[512];
+    snprintf(expected, sizeof expected,
+             "quickstart: --text %s: expected at least 2000 bytes, found 9\n", path);
+    assert_string_equal(read_file(said), expected);
 }
 
 static void unknown_devices_have_no_peak(void **) {
@@ -949,6 +1224,8 @@ int main(void) {
         cmocka_unit_test(every_option_refuses_what_is_not_its_value),
         cmocka_unit_test(llmc_numbers_stand_for_choices),
         cmocka_unit_test(a_flag_stands_alone_or_takes_0_or_1),
+        cmocka_unit_test(sizes_may_be_written_with_an_exponent),
+        cmocka_unit_test(flags_of_llmc_that_are_not_here_are_explained),
         cmocka_unit_test(bad_command_lines_end_in_one_line),
         cmocka_unit_test(help_lists_every_option_and_its_range),
         cmocka_unit_test(options_survive_the_config_file),
@@ -956,6 +1233,10 @@ int main(void) {
         cmocka_unit_test(bad_config_files_end_in_one_line),
         cmocka_unit_test(precision_policies_come_to_dtypes),
         cmocka_unit_test(die_names_rank_and_step_in_one_line),
+        cmocka_unit_test(messages_command_nothing_to_the_terminal),
+        cmocka_unit_test(only_regular_files_are_read),
+        cmocka_unit_test(a_silent_job_ends_and_a_stopped_one_goes_on),
+        cmocka_unit_test(the_largest_model_has_a_buffer_for_each_block),
         cmocka_unit_test(learning_rates_match_the_tables),
         cmocka_unit_test(no_step_leaves_the_range_of_learning_rates),
         cmocka_unit_test(philox_gives_its_published_numbers),
@@ -968,6 +1249,7 @@ int main(void) {
         cmocka_unit_test(parameter_counts_are_the_published_ones),
         cmocka_unit_test(gpt3_sizes_are_those_of_the_paper),
         cmocka_unit_test(bad_model_descriptors_end_in_one_line),
+        cmocka_unit_test(files_and_descriptors_of_models_are_told_apart),
         cmocka_unit_test(segments_are_neighbours_and_cover_a_block),
         cmocka_unit_test(initial_weights_follow_gpt2_and_do_not_depend_on_the_cut),
         cmocka_unit_test(model_files_survive_the_round_trip_in_pieces),
@@ -985,8 +1267,11 @@ int main(void) {
         cmocka_unit_test(samples_are_a_function_of_seed_text_and_position),
         cmocka_unit_test(logs_keep_every_digit_of_a_float),
         cmocka_unit_test(a_resumed_run_leaves_no_line_twice),
+        cmocka_unit_test(an_earlier_run_keeps_its_files_under_a_number),
+        cmocka_unit_test(a_full_disk_takes_no_earlier_file),
         cmocka_unit_test(unwritable_logs_end_in_one_line),
         cmocka_unit_test(unknown_devices_have_no_peak),
+        cmocka_unit_test(the_quickstart_names_the_text_that_is_too_small),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
 }
