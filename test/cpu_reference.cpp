@@ -1,8 +1,15 @@
 // test/cpu_reference.cpp: see cpu_reference.h. Compiled with DEVICE_CPU.
 #include "ops.h"
 
+#include <omp.h>
+
 #include "test/cpu_reference.h"
 #include <vector>
+
+// One thread: the tests fork, and a forked process has none of OpenMP's other threads.
+__attribute__((constructor)) static void use_one_thread(void) {
+    omp_set_num_threads(1);
+}
 
 namespace cpu {
 
