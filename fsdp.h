@@ -18,11 +18,11 @@
 #pragma once
 
 #include "config.h"
+#include "lib/clock.h"
 #include "ops.h"
 #include "timeline.h"
 
 #include <math.h>
-#include <time.h>
 
 #define cudaCheck(call)                                                                            \
     do {                                                                                           \
@@ -368,16 +368,10 @@ static void fsdp_finish(Fsdp *f) {
 // ---- counters
 // -----------------------------------------------------------------------------------------------
 
-static double host_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-
 // On CPUs a collective has been waited for when its call returns.
 static void count_blocking(Fsdp *f, double began) {
 #ifdef DEVICE_CPU
-    f->counters.wait_ms += host_ms() - began;
+    f->counters.wait_ms += clock_ms() - began;
 #else
     (void)f, (void)began;
 #endif
@@ -386,7 +380,7 @@ static void count_blocking(Fsdp *f, double began) {
 // Runs a collective and counts the bytes that this rank receives in it.
 #define counted(f, counter, bytes, call)                                                           \
     do {                                                                                           \
-        double began_ = host_ms();                                                                 \
+        double began_ = clock_ms();                                                                \
         ncclCheck(call);                                                                           \
         count_blocking(f, began_);                                                                 \
         (f)->counters.counter += (double)(bytes);                                                  \
@@ -643,7 +637,7 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
     size_t size = f->c.bf16_reduce ? sizeof(bf16) : sizeof(float);
     ncclDataType_t type = f->c.bf16_reduce ? ncclBfloat16 : ncclFloat32;
     char *in = f->c.bf16_reduce ? (char *)f->bf16_exchange : (char *)f->exchange;
-    double began = host_ms();
+    double began = clock_ms();
     ncclCheck(ncclGroupStart());
     for (int j = 0; j < f->c.world; j++) {
         size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;

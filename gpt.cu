@@ -755,10 +755,6 @@ static double gpt_bytes_per_parameter(const Gpt *g) {
     return fsdp_bytes_per_parameter(&g->f);
 }
 
-static size_t gpt_shard_elements(const Gpt *g) {
-    return g->f.shard;
-}
-
 static void gpt_trace_start(Gpt *g) {
     timeline_start(&g->timeline, g->f.compute, g->f.gather, g->f.reduce);
     g->f.timeline = &g->timeline;
@@ -776,7 +772,6 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_create,
                                  gpt_buffers,
                                  gpt_bytes_per_parameter,
-                                 gpt_shard_elements,
                                  gpt_start,
                                  gpt_finish,
                                  gpt_init,

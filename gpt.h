@@ -33,7 +33,6 @@ typedef struct {
     Gpt *(*create)(const GptConfig *config);
     const Buffers *(*buffers)(const Gpt *g);
     double (*bytes_per_parameter)(const Gpt *g);
-    size_t (*shard_elements)(const Gpt *g);
     // Allocates the buffers of the table and joins the other ranks.
     void (*start)(Gpt *g, ncclUniqueId id);
     void (*finish)(Gpt *g);

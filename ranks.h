@@ -196,15 +196,8 @@ static void ranks_mpi_wait(MPI_Request *request) {
 }
 #endif
 
+// Forked ranks only.
 static void ranks_barrier(Ranks *r) {
-#ifdef USE_MPI
-    if (!r->shared && r->world > 1) {
-        MPI_Request request;
-        MPI_Ibarrier(MPI_COMM_WORLD, &request);
-        ranks_mpi_wait(&request);
-    }
-#endif
-    if (!r->shared) return;
     int generation = __atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&r->shared->arrived, 1, __ATOMIC_ACQ_REL) == r->world) {
         r->shared->arrived = 0;

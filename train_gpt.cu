@@ -3,6 +3,7 @@
 // kernels.
 #include "dataloader.h"
 #include "gpt.h"
+#include "lib/clock.h"
 #include "lib/logger.h"
 #include "lib/model_file.h"
 #include "lib/peak.h"
@@ -455,12 +456,6 @@ static void report_sample(Run *r, long step) {
 // ---- the training loop
 // ---------------------------------------------------------------------------------------------
 
-static double now_ms(void) {
-    struct timespec t;
-    clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
-}
-
 // Global index of this rank's micro-batch: step, then micro-step, then rank.
 static uint64_t batch_index(const Run *r, long step, int micro_step) {
     uint64_t in_step = (uint64_t)micro_step * (uint64_t)r->ranks.world + (uint64_t)r->ranks.rank;
@@ -562,12 +557,12 @@ static void train(Run *r) {
         if (o->val[0] && (due(o->val_every, step) || last)) report_validation(r, step);
         if (o->sample_every && (due(o->sample_every, step) || last)) report_sample(r, step);
         if (last) break;
-        double began = now_ms(), lr = schedule_lr(&schedule, step);
+        double began = clock_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
         GptStep s = train_step(r, step, lr);
         if (o->trace[0] && step == traced) write_trace(r);
         count_skips(r, step, &s);
-        report_step(r, step, lr, now_ms() - began, &s);
+        report_step(r, step, lr, clock_ms() - began, &s);
     }
     process.step = -1;
 }

@@ -140,7 +140,6 @@ __device__ static inline float block_max(float x, float *room) {
 static struct {
     char *room;
     size_t bytes;
-    cudaStream_t stream;
 } workspace;
 
 // Bits of the largest token; set by ops_init.

@@ -29,7 +29,7 @@ static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream
             room_bytes);
     workspace.room = (char *)room;
     workspace.bytes = ops_room_bytes(d);
-    workspace.stream = stream;
+    (void)stream;  // every op is given its stream
     for (vocabulary_bits = 1; d->V > 1 << vocabulary_bits;) vocabulary_bits++;
     products_init((char *)room + workspace.bytes);
 }

@@ -32,7 +32,7 @@ typedef struct {
 typedef struct {
     double loss[STEPS], norm[STEPS], val[STEPS];
     FsdpCounters counters[MOST_RANKS];  // of the last step
-    size_t shard_elements, allocated_late, allocated, in_table;
+    size_t allocated_late, allocated, in_table;
 } Result;
 
 static ModelConfig tiny_model(int L) {
@@ -97,7 +97,6 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
             out->val[step] = loss[0] / tokens[0];
     }
     out->allocated_late = cpu_allocation_count() - allocations;
-    out->shard_elements = code->shard_elements(g);
     out->allocated = cpu_allocated_bytes();
     out->in_table =
         buffers_bytes(code->buffers(g), NULL) - buffers_bytes(code->buffers(g), BUFFER_HOST);
