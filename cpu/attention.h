@@ -1,64 +1,74 @@
 // cpu/attention.h: causal self-attention in blocks (Rabe & Staats 2021; Dao et al. 2022), never T x
-// T. A thread works on one (batch, head): it copies the head's q, k, v out of the token rows, then
-// takes QUERIES rows of scores at a time against pieces of KEYS keys, with a running maximum and
-// sum. The backward pass makes the probabilities again from lse:
+// T. A thread works on one (batch, head): it copies the head's q, k, v out of the token rows,
+// packed where they are the second operand of a product, then takes QUERIES rows of scores at a
+// time against pieces of KEYS keys, with a running maximum and sum. The backward pass makes the
+// probabilities again from lse:
 //   P = exp(S/sqrt(HS) - lse), dP = dO V^T, D = rowsum(dO * O), dS = P (dP - D) / sqrt(HS),
 //   dQ = dS K, dK = dS^T Q, dV = P^T dO.
+// Numbers of keys are rounded up to whole blocks; P and dS are 0 where there is no key.
 #pragma once
 
-#include "gemm.h"
-#include "simd.h"
+#include "matmul.h"
 
-enum { QUERIES = 128, KEYS = 512 };  // KEYS is a multiple of QUERIES
+enum { QUERIES = 128, KEYS = 512 };  // multiples of BLOCK; KEYS is one of QUERIES
 
+// "In blocks": a (T, HS) matrix as blocks of BLOCK columns, each of round_keys(T) rows.
 typedef struct {
     int T, HS;
     int thread;
-    Room room;          // for the products
-    floatX *q, *k, *v;  // (T, HS)
-    floatX *dout;       // (T, HS), backward
-    float *s, *dp;      // (QUERIES, KEYS) scores; dP
-    floatX *p,
-        *ds;   // (QUERIES, KEYS) probabilities, gradient of the scores; p is s and ds is dp in fp32
-    float *o;  // (QUERIES, HS) output or dQ, not yet rounded
-    float *dk, *dv;    // (T, HS), backward
-    float *max, *sum;  // (QUERIES) of the row so far; in the backward D and lse
+    Room room;                 // for the products
+    floatX *q, *dout;          // (T, HS)
+    char *kt, *vt;             // (HS, T), packed
+    char *qs, *ks, *vs, *dos;  // q, k, v, dout in blocks, packed
+    float *dk, *dv;            // in blocks
+    float *s, *dp;             // (QUERIES, KEYS) scores; dP
+    floatX *p, *ds;            // (QUERIES, KEYS) P; dS; in fp32 the same memory as s and dp
+    floatX *turned;            // (KEYS, QUERIES) P or dS transposed
+    float *o;          // (QUERIES, HS) in blocks of QUERIES rows: output or dQ, before rounding
+    float *max, *sum;  // (QUERIES) of the row so far; sum is D in the backward
 } HeadRoom;
 
+static inline int round_keys(int n) {
+    return (int)round_up((size_t)n, BLOCK);
+}
+
+static inline int head_blocks(int HS) {
+    return tiles_of(HS, BLOCK);
+}
+
 static size_t attention_room_bytes(int T, int HS) {
-    size_t head = round_up((size_t)T * HS, 16), scores = (size_t)QUERIES * KEYS;
-    return head * (4 * sizeof(floatX) + 2 * sizeof(float)) +
-           scores * 2 * (sizeof(float) + sizeof(floatX)) +
-           round_up((size_t)QUERIES * HS, 16) * sizeof(float) + 2 * QUERIES * sizeof(float);
+    const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
+    const size_t blocks = (size_t)round_keys(T) * round_keys(HS);
+    return round_up(2 * head * sizeof(floatX), 128) + 8 * blocks * sizeof(float) +
+           scores * (2 * sizeof(float) + 3 * sizeof(floatX)) +
+           (size_t)QUERIES * (round_keys(HS) + 2) * sizeof(float);
 }
 
 static HeadRoom head_room(int thread, int T, int HS) {
     HeadRoom h = {};
     Room r = room_of_thread(thread);
-    size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
+    const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
+    const size_t blocks = (size_t)round_keys(T) * round_keys(HS);
     h.T = T;
     h.HS = HS;
     h.thread = thread;
     h.q = (floatX *)room_take(&r, head * sizeof(floatX));
-    h.k = (floatX *)room_take(&r, head * sizeof(floatX));
-    h.v = (floatX *)room_take(&r, head * sizeof(floatX));
     h.dout = (floatX *)room_take(&r, head * sizeof(floatX));
-    h.dk = (float *)room_take(&r, head * sizeof(float));
-    h.dv = (float *)room_take(&r, head * sizeof(float));
+    char **packed[] = {&h.kt, &h.vt, &h.qs, &h.ks, &h.vs, &h.dos};
+    for (char **to : packed) *to = (char *)room_take(&r, blocks * sizeof(float));
+    h.dk = (float *)room_take(&r, blocks * sizeof(float));
+    h.dv = (float *)room_take(&r, blocks * sizeof(float));
     h.s = (float *)room_take(&r, scores * sizeof(float));
     h.dp = (float *)room_take(&r, scores * sizeof(float));
-    bool in_place = sizeof(floatX) == sizeof(float);
+    const bool in_place = sizeof(floatX) == sizeof(float);
     h.p = in_place ? (floatX *)h.s : (floatX *)room_take(&r, scores * sizeof(floatX));
     h.ds = in_place ? (floatX *)h.dp : (floatX *)room_take(&r, scores * sizeof(floatX));
-    h.o = (float *)room_take(&r, (size_t)QUERIES * HS * sizeof(float));
+    h.turned = (floatX *)room_take(&r, scores * sizeof(floatX));
+    h.o = (float *)room_take(&r, (size_t)QUERIES * round_keys(HS) * sizeof(float));
     h.max = (float *)room_take(&r, QUERIES * sizeof(float));
     h.sum = (float *)room_take(&r, QUERIES * sizeof(float));
     h.room = r;
     return h;
-}
-
-static inline int smaller(int a, int b) {
-    return a < b ? a : b;
 }
 
 // dst (T, HS) = rows of src that are ld apart
@@ -67,41 +77,62 @@ static inline void copy_head(floatX *dst, const floatX *src, size_t ld, int T, i
         memcpy(dst + (size_t)t * HS, src + t * ld, (size_t)HS * sizeof(floatX));
 }
 
-static inline void write_head(floatX *dst, size_t ld, const float *src, int T, int HS) {
-    for (int t = 0; t < T; t++) {
-#pragma omp simd
-        for (int i = 0; i < HS; i++) store_float(&dst[t * ld + i], src[(size_t)t * HS + i]);
+// Rows of src, ld apart, in blocks and packed; rows from T on are zero.
+static void pack_head(const HeadRoom *h, char *dst, const floatX *src, size_t ld) {
+    const size_t row = BLOCK * packed_element(), block = round_keys(h->T) * row;
+    for (int b = 0; b < head_blocks(h->HS); b++) {
+        char *d = dst + b * block;
+        pack_rows(d, src + b * BLOCK, ld, h->T, smaller(BLOCK, h->HS - b * BLOCK));
+        memset(d + packed_rows(h->T) * row, 0, block - packed_rows(h->T) * row);
     }
 }
 
-// s (m, n) = rows a[i0 ..] times rows b[j0 ..] transposed
+// dst, rows ld apart, = `rows` rows of src in blocks of block_rows rows
+static void write_head(floatX *dst, size_t ld, const float *src, int block_rows, int rows, int HS) {
+    for (int t = 0; t < rows; t++)
+        for (int c = 0; c < HS; c += BLOCK) {
+            const float *s = src + ((size_t)(c / BLOCK) * block_rows + t) * BLOCK;
+            floatX *d = dst + t * ld + c;
+            const int n = smaller(BLOCK, HS - c);
+#pragma omp simd
+            for (int i = 0; i < n; i++) store_float(&d[i], s[i]);
+        }
+}
+
+// s (m, n) = rows a[i0 ..] times columns j0 .. of bt
 static inline void rows_by_rows(HeadRoom *h, float *s, const floatX *a, int i0, int m,
-                                const floatX *b, int j0, int n) {
-    size_t HS = (size_t)h->HS;
-    Product p = {m, n, h->HS, false, true, false, HS, HS, (size_t)n};
-    gemm_run(&p, h->thread, h->room, a + i0 * HS, b + j0 * HS, s);
+                                const char *bt, int j0, int n) {
+    Product p = {m, n, h->HS, false};
+    gemm_run(&p, h->thread, h->room, a + (size_t)i0 * h->HS,
+             bt + packed_size(h->HS, j0) * packed_element(), s);
 }
 
-// out (m, HS) = or += p (m, n) times rows b[j0 ..]
-static inline void scores_by_rows(HeadRoom *h, float *out, const floatX *p, int m, const floatX *b,
-                                  int j0, int n, bool add) {
-    size_t HS = (size_t)h->HS;
-    Product q = {m, h->HS, n, false, false, add, (size_t)n, HS, HS};
-    gemm_run(&q, h->thread, h->room, p, b + j0 * HS, out);
+// o (m, HS) = or += p (m, n) times rows j0 .. of b
+static inline void scores_by_rows(HeadRoom *h, const floatX *p, int m, const char *b, int j0, int n,
+                                  bool add) {
+    Product q = {m, BLOCK, n, add};
+    for (int i = 0; i < head_blocks(h->HS); i++) {
+        size_t at = ((size_t)i * round_keys(h->T) + j0) * BLOCK;
+        gemm_run(&q, h->thread, h->room, p, b + at * packed_element(), h->o + i * QUERIES * BLOCK);
+    }
 }
 
-// rows out[j0 ..] (n, HS) = or += p (m, n) transposed times rows b[i0 ..]
+// rows out[j0 ..] (n, HS) = or += p (m, n) transposed times rows i0 .. of b
 static inline void scores_transposed_by_rows(HeadRoom *h, float *out, const floatX *p, int m,
-                                             const floatX *b, int i0, int j0, int n, bool add) {
-    size_t HS = (size_t)h->HS;
-    Product q = {n, h->HS, m, true, false, add, (size_t)n, HS, HS};
-    gemm_run(&q, h->thread, h->room, p, b + i0 * HS, out + j0 * HS);
+                                             const char *b, int i0, int j0, int n, bool add) {
+    transpose(h->turned, p, (size_t)n, m, n);
+    Product q = {n, BLOCK, m, add};
+    for (int i = 0; i < head_blocks(h->HS); i++) {
+        size_t block = (size_t)i * round_keys(h->T);
+        gemm_run(&q, h->thread, h->room, h->turned, b + (block + i0) * BLOCK * packed_element(),
+                 out + (block + j0) * BLOCK);
+    }
 }
 
 // Masks a row's scores from `seen` up to a whole number of vectors, so that the loops over them
 // have no remainder; returns that length.
-static inline int mask_scores(float *s, int n, int seen) {
-    int padded = smaller(n, (int)round_up((size_t)seen, 16));
+static inline int mask_scores(float *s, int seen) {
+    int padded = (int)round_up((size_t)seen, 16);
     for (int j = seen; j < padded; j++) s[j] = -INFINITY;
     return padded;
 }
@@ -111,7 +142,7 @@ static inline int mask_scores(float *s, int n, int seen) {
 static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale, bool first) {
     float *s = h->s + (size_t)r * n;
     floatX *p = h->p + (size_t)r * n;
-    const int padded = mask_scores(s, n, seen);
+    const int padded = mask_scores(s, seen);
     float max = first ? -INFINITY : h->max[r], sum = 0;
     const float old = max;
 #pragma omp simd reduction(max : max)
@@ -131,9 +162,11 @@ static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale,
     const float shrink = exp_float(old - max);
     h->sum[r] = h->sum[r] * shrink + sum;
     if (shrink == 1.0f) return;
-    float *o = h->o + (size_t)r * h->HS;
+    for (int b = 0; b < head_blocks(h->HS); b++) {
+        float *o = h->o + (size_t)(b * QUERIES + r) * BLOCK;
 #pragma omp simd
-    for (int i = 0; i < h->HS; i++) o[i] *= shrink;
+        for (int i = 0; i < BLOCK; i++) o[i] *= shrink;
+    }
 }
 
 // Rows i0 .. i0+m of the output; out rows are ld apart.
@@ -141,19 +174,22 @@ static void attention_forward_block(HeadRoom *h, floatX *out, size_t ld, float *
                                     int m) {
     const float scale = 1.0f / sqrtf((float)h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
-        int n = smaller(KEYS, i0 + m - j0);
-        rows_by_rows(h, h->s, h->q, i0, m, h->k, j0, n);
+        const int keys = smaller(KEYS, i0 + m - j0), n = round_keys(keys);
+        rows_by_rows(h, h->s, h->q, i0, m, h->kt, j0, n);
         for (int r = 0; r < m; r++)
-            softmax_row(h, r, n, smaller(n, i0 + r + 1 - j0), scale, j0 == 0);
-        scores_by_rows(h, h->o, h->p, m, h->v, j0, n, j0 > 0);
+            softmax_row(h, r, n, smaller(keys, i0 + r + 1 - j0), scale, j0 == 0);
+        scores_by_rows(h, h->p, m, h->vs, j0, n, j0 > 0);
     }
     for (int r = 0; r < m; r++) {
-        const float inverse = 1.0f / h->sum[r], *o = h->o + (size_t)r * h->HS;
-        floatX *dst = out + (size_t)(i0 + r) * ld;
+        const float inverse = 1.0f / h->sum[r];
+        for (int b = 0; b < head_blocks(h->HS); b++) {
+            float *o = h->o + (size_t)(b * QUERIES + r) * BLOCK;
 #pragma omp simd
-        for (int i = 0; i < h->HS; i++) store_float(&dst[i], o[i] * inverse);
+            for (int i = 0; i < BLOCK; i++) o[i] *= inverse;
+        }
         lse[i0 + r] = h->max[r] + logf(h->sum[r]);
     }
+    write_head(out + (size_t)i0 * ld, ld, h->o, QUERIES, m, h->HS);
 }
 
 static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C,
@@ -170,8 +206,8 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
             const size_t token = (size_t)(bh / NH) * T, at = (size_t)(bh % NH) * HS;
             const floatX *q = qkv + token * row + at;
             copy_head(h.q, q, row, T, HS);
-            copy_head(h.k, q + C, row, T, HS);
-            copy_head(h.v, q + 2 * (size_t)C, row, T, HS);
+            pack_transposed(h.kt, q + C, row, HS, T);
+            pack_head(&h, h.vs, q + 2 * (size_t)C, row);
             for (int i0 = 0; i0 < T; i0 += QUERIES)
                 attention_forward_block(&h, out + token * C + at, (size_t)C, lse + (size_t)bh * T,
                                         i0, smaller(QUERIES, T - i0));
@@ -183,7 +219,7 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
 static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float scale, float lse,
                                       float D) {
     float *s = h->s + (size_t)r * n, *dp = h->dp + (size_t)r * n;
-    const int padded = mask_scores(s, n, seen);
+    const int padded = mask_scores(s, seen);
     floatX *p = h->p + (size_t)r * n, *ds = h->ds + (size_t)r * n;
 #pragma omp simd
     for (int j = 0; j < padded; j++) {
@@ -214,23 +250,23 @@ static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const f
     for (int r = 0; r < m; r++)
         D[r] = dot(h->dout + (i0 + r) * HS, out + (i0 + r) * HS * NH, h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
-        int n = smaller(KEYS, i0 + m - j0);
-        rows_by_rows(h, h->s, h->q, i0, m, h->k, j0, n);
-        rows_by_rows(h, h->dp, h->dout, i0, m, h->v, j0, n);
+        const int keys = smaller(KEYS, i0 + m - j0), n = round_keys(keys);
+        rows_by_rows(h, h->s, h->q, i0, m, h->kt, j0, n);
+        rows_by_rows(h, h->dp, h->dout, i0, m, h->vt, j0, n);
         for (int r = 0; r < m; r++)
-            score_gradient_row(h, r, n, smaller(n, i0 + r + 1 - j0), scale, lse[i0 + r], D[r]);
-        scores_by_rows(h, h->o, h->ds, m, h->k, j0, n, j0 > 0);
-        scores_transposed_by_rows(h, h->dk, h->ds, m, h->q, i0, j0, n, !first);
-        scores_transposed_by_rows(h, h->dv, h->p, m, h->dout, i0, j0, n, !first);
+            score_gradient_row(h, r, n, smaller(keys, i0 + r + 1 - j0), scale, lse[i0 + r], D[r]);
+        scores_by_rows(h, h->ds, m, h->ks, j0, n, j0 > 0);
+        scores_transposed_by_rows(h, h->dk, h->ds, m, h->qs, i0, j0, n, !first);
+        scores_transposed_by_rows(h, h->dv, h->p, m, h->dos, i0, j0, n, !first);
     }
-    write_head(dq + (size_t)i0 * ld, ld, h->o, m, h->HS);
+    write_head(dq + (size_t)i0 * ld, ld, h->o, QUERIES, m, h->HS);
 }
 
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,
                                cudaStream_t stream) {
     (void)stream;
-    const int HS = C / NH, last = (T - 1) / QUERIES * QUERIES;
+    const int HS = C / NH, last = (T - 1) / QUERIES * QUERIES, keys = round_keys(T);
     const size_t row = (size_t)3 * C;
 #pragma omp parallel num_threads(ops_threads())
     {
@@ -239,18 +275,22 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
 #pragma omp for schedule(dynamic, 1)
         for (int bh = 0; bh < B * NH; bh++) {
             const size_t token = (size_t)(bh / NH) * T, at = (size_t)(bh % NH) * HS;
-            const floatX *q = qkv + token * row + at;
+            const floatX *q = qkv + token * row + at, *k = q + C, *v = k + C;
+            const floatX *d = dout + token * C + at;
             floatX *dq = dqkv + token * row + at;
             copy_head(h.q, q, row, T, HS);
-            copy_head(h.k, q + C, row, T, HS);
-            copy_head(h.v, q + 2 * (size_t)C, row, T, HS);
-            copy_head(h.dout, dout + token * C + at, (size_t)C, T, HS);
+            copy_head(h.dout, d, (size_t)C, T, HS);
+            pack_transposed(h.kt, k, row, HS, T);
+            pack_transposed(h.vt, v, row, HS, T);
+            pack_head(&h, h.qs, q, row);
+            pack_head(&h, h.ks, k, row);
+            pack_head(&h, h.dos, d, (size_t)C);
             // The last block sees every key, so it sets dK and dV and the others add.
             for (int i0 = last; i0 >= 0; i0 -= QUERIES)
                 attention_backward_block(&h, dq, row, out + token * C + at, lse + (size_t)bh * T,
                                          i0, smaller(QUERIES, T - i0), NH, i0 == last);
-            write_head(dq + C, row, h.dk, T, HS);
-            write_head(dq + 2 * (size_t)C, row, h.dv, T, HS);
+            write_head(dq + C, row, h.dk, keys, T, HS);
+            write_head(dq + 2 * (size_t)C, row, h.dv, keys, T, HS);
         }
     }
 }

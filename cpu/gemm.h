@@ -1,11 +1,15 @@
-// cpu/gemm.h: one small matrix product on one thread, C (m,n) fp32 = or += op(A) op(B) with A and B
-// of floatX. The ops cut their products into tiles of fixed size and share the tiles out among
-// OpenMP threads, so that the bits do not depend on the number of threads (a library's own
+// cpu/gemm.h: one small matrix product on one thread, C (m,n) fp32 = or += A (m,k) B (k,n), A of
+// floatX and B packed. The ops cut their products into tiles of fixed size and share the tiles out
+// among OpenMP threads, so that the bits do not depend on the number of threads (a library's own
 // threading changes them for some shapes). oneDNN makes the product (dnnl.h, 2.x or 3.x), CBLAS
-// where oneDNN is not built in; where bf16 products are missing, operands are widened piece by
-// piece and multiplied in fp32.
+// where oneDNN is not built in; where bf16 products are missing, operands are widened to fp32.
+//
+// B is packed as oneDNN's fastest kernels want it (they would copy it so at every call): blocks of
+// BLOCK columns, one after the other; in a block k rows of BLOCK elements, bf16 as pairs of rows
+// (b[k][j], b[k+1][j]). Columns beyond n, and rows up to packed_rows(k), are zero.
 #pragma once
 
+#include "simd.h"
 #include "workspace.h"
 
 #if defined(USE_ONEDNN)
@@ -16,16 +20,34 @@
 #error "build with -DUSE_ONEDNN (-ldnnl) or -DUSE_CBLAS (-lopenblas)"
 #endif
 
-// op(A) is (m,k): A[i*lda + p], or A[p*lda + i] if ta. op(B) is (k,n): B[p*ldb + j], or B[j*ldb +
-// p] if tb.
+enum { BLOCK = 64 };
+
+// Whether the library multiplies packed floatX here. If not, B is packed as fp32, without pairs.
+static bool packed_native;
+
+static inline bool packed_in_pairs(void) {
+    return sizeof(floatX) == 2 && packed_native;
+}
+
+static inline size_t packed_rows(int k) {
+    return round_up((size_t)k, packed_in_pairs() ? 32 : 16);
+}
+
+// Elements of a packed B (k, n).
+static inline size_t packed_size(int k, int n) {
+    return packed_rows(k) * round_up((size_t)n, BLOCK);
+}
+
+static inline size_t packed_element(void) {
+    return packed_native ? sizeof(floatX) : sizeof(float);
+}
+
 typedef struct {
-    int m, n, k;
-    bool ta, tb;
-    bool add;  // C += instead of C =
-    size_t lda, ldb, ldc;
+    int m, n, k;  // n is a multiple of BLOCK; rows of A and C have no gaps
+    bool add;     // C += instead of C =
 } Product;
 
-// Room a product may use: oneDNN's scratchpad or the widened operands.
+// Room a product may use: oneDNN's scratchpad or the widened A.
 enum { GEMM_ROOM = 2 << 20 };
 
 // To be called by every thread at the start of a parallel region that makes products: keeps a
@@ -35,19 +57,6 @@ static inline void gemm_one_thread(void) {
     omp_set_num_threads(1);
 }
 
-static inline void sgemm_one(const Product *p, const float *A, const float *B, float *C) {
-    float beta = p->add ? 1.0f : 0.0f;
-#ifdef USE_ONEDNN
-    if (dnnl_sgemm(p->ta ? 'T' : 'N', p->tb ? 'T' : 'N', p->m, p->n, p->k, 1.0f, A,
-                   (dnnl_dim_t)p->lda, B, (dnnl_dim_t)p->ldb, beta, C,
-                   (dnnl_dim_t)p->ldc) != dnnl_success)
-        die("dnnl_sgemm failed on a product of %d x %d x %d", p->m, p->n, p->k);
-#else
-    cblas_sgemm(CblasRowMajor, p->ta ? CblasTrans : CblasNoTrans, p->tb ? CblasTrans : CblasNoTrans,
-                p->m, p->n, p->k, 1.0f, A, (int)p->lda, B, (int)p->ldb, beta, C, (int)p->ldc);
-#endif
-}
-
 static inline void widen(float *dst, const floatX *src, int rows, int cols, size_t ld) {
     for (int i = 0; i < rows; i++) {
 #pragma omp simd
@@ -55,32 +64,32 @@ static inline void widen(float *dst, const floatX *src, int rows, int cols, size
     }
 }
 
-// The product in fp32, along k in pieces that fit the room.
-static void gemm_widened(const Product *p, Room room, const floatX *A, const floatX *B, float *C) {
-    size_t fits = GEMM_ROOM / sizeof(float) / ((size_t)p->m + p->n);
-    int piece = fits < 1 ? 1 : (size_t)p->k < fits ? p->k : (int)fits;
-    float *a = (float *)room_take(&room, (size_t)p->m * piece * sizeof(float));
-    float *b = (float *)room_take(&room, (size_t)p->n * piece * sizeof(float));
-    for (int k0 = 0; k0 < p->k; k0 += piece) {
-        int k = p->k - k0 < piece ? p->k - k0 : piece;
-        if (p->ta)
-            widen(a, A + k0 * p->lda, k, p->m, p->lda);
-        else
-            widen(a, A + k0, p->m, k, p->lda);
-        if (p->tb)
-            widen(b, B + k0, p->n, k, p->ldb);
-        else
-            widen(b, B + k0 * p->ldb, k, p->n, p->ldb);
-        Product q = {p->m,
-                     p->n,
-                     k,
-                     p->ta,
-                     p->tb,
-                     p->add || k0 > 0,
-                     (size_t)(p->ta ? p->m : k),
-                     (size_t)(p->tb ? k : p->n),
-                     p->ldc};
-        sgemm_one(&q, a, b, C);
+// C (m, BLOCK), rows ldc apart, = or += A (m, k) B (k, BLOCK)
+static inline void sgemm_block(int m, int k, bool add, const float *A, size_t lda, const float *B,
+                               float *C, size_t ldc) {
+    float beta = add ? 1.0f : 0.0f;
+#ifdef USE_ONEDNN
+    if (dnnl_sgemm('N', 'N', m, BLOCK, k, 1.0f, A, (dnnl_dim_t)lda, B, BLOCK, beta, C,
+                   (dnnl_dim_t)ldc) != dnnl_success)
+        die("dnnl_sgemm failed on a product of %d x %d x %d", m, BLOCK, k);
+#else
+    cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, BLOCK, k, 1.0f, A, (int)lda, B, BLOCK,
+                beta, C, (int)ldc);
+#endif
+}
+
+// The product in fp32; A is widened in pieces along k that fit the room.
+static void gemm_fp32(const Product *p, Room room, const floatX *A, const float *B, float *C) {
+    const bool widening = sizeof(floatX) != sizeof(float);
+    const int fits = widening ? GEMM_ROOM / (int)sizeof(float) / p->m : p->k;
+    float *wide = widening ? (float *)room_take(&room, GEMM_ROOM) : NULL;
+    for (int k0 = 0; k0 < p->k; k0 += fits) {
+        const int k = p->k - k0 < fits ? p->k - k0 : fits;
+        if (widening) widen(wide, A + k0, p->m, k, (size_t)p->k);
+        const float *a = widening ? wide : (const float *)(const void *)A;
+        for (int j = 0; j < p->n; j += BLOCK)
+            sgemm_block(p->m, k, p->add || k0 > 0, a, (size_t)k,
+                        B + packed_size(p->k, j) + (size_t)k0 * BLOCK, C + j, (size_t)p->n);
     }
 }
 
@@ -100,7 +109,6 @@ static struct {
     dnnl_stream_t stream;   // on a CPU it holds no state
     GemmPlan *plan[PLANS];  // open addressing; filled, never emptied before ops_destroy
     int count;
-    bool native;  // the processor multiplies floatX; if not, operands are widened
 } gemm;
 
 static void gemm_check(dnnl_status_t s, const char *call) {
@@ -128,15 +136,21 @@ static void desc_destroy(MatrixDesc *d) {
 }
 #endif
 
-static void desc_create(MatrixDesc *d, int rows, int cols, bool transposed, size_t ld,
-                        dnnl_data_type_t type) {
+static void desc_create(MatrixDesc *d, int rows, int cols, dnnl_data_type_t type,
+                        dnnl_format_tag_t tag) {
     dnnl_dims_t dims = {rows, cols};
-    dnnl_dims_t strides = {transposed ? 1 : (dnnl_dim_t)ld, transposed ? (dnnl_dim_t)ld : 1};
 #if DNNL_VERSION_MAJOR >= 3
-    DNNL(dnnl_memory_desc_create_with_strides(d, 2, dims, type, strides));
+    DNNL(dnnl_memory_desc_create_with_tag(d, 2, dims, type, tag));
 #else
-    DNNL(dnnl_memory_desc_init_by_strides(d, 2, dims, type, strides));
+    DNNL(dnnl_memory_desc_init_by_tag(d, 2, dims, type, tag));
 #endif
+}
+
+// The memory of A, B and C of a product of `type`, B packed.
+static void desc_create_product(MatrixDesc d[3], const Product *p, dnnl_data_type_t type) {
+    desc_create(&d[PLAN_A], p->m, p->k, type, dnnl_ab);
+    desc_create(&d[PLAN_B], p->k, p->n, type, type == dnnl_f32 ? dnnl_BA16a64b : dnnl_BA16a64b2a);
+    desc_create(&d[PLAN_C], p->m, p->n, dnnl_f32, dnnl_ab);
 }
 
 static dnnl_primitive_desc_t plan_describe(const MatrixDesc d[3], bool add, bool user_scratch) {
@@ -175,9 +189,7 @@ static GemmPlan *plan_create(const Product *p) {
     plan->key = *p;
     dnnl_data_type_t type = sizeof(floatX) == 2 ? dnnl_bf16 : dnnl_f32;
     MatrixDesc d[3];
-    desc_create(&d[PLAN_A], p->m, p->k, p->ta, p->lda, type);
-    desc_create(&d[PLAN_B], p->k, p->n, p->tb, p->ldb, type);
-    desc_create(&d[PLAN_C], p->m, p->n, false, p->ldc, dnnl_f32);
+    desc_create_product(d, p, type);
     dnnl_primitive_desc_t pd = plan_describe(d, p->add, true);
     MatrixDescRef scratch = dnnl_primitive_desc_query_md(pd, dnnl_query_scratchpad_md, 0);
     plan->user_scratch = dnnl_memory_desc_get_size(scratch) <= GEMM_ROOM;
@@ -210,17 +222,13 @@ static void plan_destroy(GemmPlan *plan) {
 }
 
 static inline bool product_equal(const Product *a, const Product *b) {
-    return a->m == b->m && a->n == b->n && a->k == b->k && a->ta == b->ta && a->tb == b->tb &&
-           a->add == b->add && a->lda == b->lda && a->ldb == b->ldb && a->ldc == b->ldc;
+    return a->m == b->m && a->n == b->n && a->k == b->k && a->add == b->add;
 }
 
 static inline size_t product_hash(const Product *p) {
     uint64_t h = (uint64_t)p->m * 0x9e3779b97f4a7c15u + (uint64_t)p->n;
     h = h * 0x9e3779b97f4a7c15u + (uint64_t)p->k;
-    h = h * 0x9e3779b97f4a7c15u + (uint64_t)(p->ta + 2 * p->tb + 4 * p->add);
-    h = h * 0x9e3779b97f4a7c15u + p->lda;
-    h = h * 0x9e3779b97f4a7c15u + p->ldb;
-    h = h * 0x9e3779b97f4a7c15u + p->ldc;
+    h = h * 0x9e3779b97f4a7c15u + (uint64_t)p->add;
     return (size_t)(h >> 40);
 }
 
@@ -250,7 +258,7 @@ static GemmPlan *plan_get(const Product *p) {
     return plan;
 }
 
-static void gemm_planned(const Product *p, int thread, Room room, const floatX *A, const floatX *B,
+static void gemm_planned(const Product *p, int thread, Room room, const floatX *A, const void *B,
                          float *C) {
     GemmPlan *plan = plan_get(p);
     dnnl_memory_t *m = plan->memory[thread];
@@ -266,11 +274,26 @@ static void gemm_planned(const Product *p, int thread, Room room, const floatX *
     DNNL(dnnl_primitive_execute(plan->primitive, gemm.stream, plan->user_scratch ? 4 : 3, args));
 }
 
+// Whether this processor's kernel for a matrix product is the one B is packed for.
+static bool gemm_has_packed_kernel(void) {
+    const Product p = {BLOCK, BLOCK, BLOCK, false};
+    const int isa = dnnl_get_effective_cpu_isa(), bf16_isa = dnnl_cpu_isa_avx512_core_bf16;
+    if (sizeof(floatX) == 2 && (isa & bf16_isa) != bf16_isa) return false;
+    MatrixDesc d[3];
+    desc_create_product(d, &p, sizeof(floatX) == 2 ? dnnl_bf16 : dnnl_f32);
+    dnnl_primitive_desc_t pd = plan_describe(d, false, false);
+    const char *kernel = "";
+    DNNL(dnnl_primitive_desc_query(pd, dnnl_query_impl_info_str, 0, &kernel));
+    const bool found = strncmp(kernel, "brg", 3) == 0;
+    DNNL(dnnl_primitive_desc_destroy(pd));
+    for (int i = 0; i < 3; i++) desc_destroy(&d[i]);
+    return found;
+}
+
 static void gemm_init(void) {
     DNNL(dnnl_engine_create(&gemm.engine, dnnl_cpu, 0));
     DNNL(dnnl_stream_create(&gemm.stream, gemm.engine, dnnl_stream_default_flags));
-    const int isa = dnnl_get_effective_cpu_isa(), bf16_isa = dnnl_cpu_isa_avx512_core_bf16;
-    gemm.native = sizeof(floatX) == sizeof(float) || (isa & bf16_isa) == bf16_isa;
+    packed_native = gemm_has_packed_kernel();
 }
 
 static void gemm_destroy(void) {
@@ -285,20 +308,17 @@ static void gemm_init(void) {}
 static void gemm_destroy(void) {}
 #endif
 
-// C = or += op(A) op(B), on the calling thread, which owns part `thread` of the workspace; `room`
-// is what is left of that part.
-static inline void gemm_run(const Product *p, int thread, Room room, const floatX *A,
-                            const floatX *B, float *C) {
+// C = or += A B, on the calling thread, which owns part `thread` of the workspace; `room` is what
+// is left of that part.
+static inline void gemm_run(const Product *p, int thread, Room room, const floatX *A, const void *B,
+                            float *C) {
 #ifdef USE_ONEDNN
-    if (gemm.native) {
+    if (packed_native) {
         gemm_planned(p, thread, room, A, B, C);
         return;
     }
 #else
     (void)thread;
 #endif
-    if (sizeof(floatX) == sizeof(float))
-        sgemm_one(p, (const float *)A, (const float *)B, C);
-    else
-        gemm_widened(p, room, A, B, C);
+    gemm_fp32(p, room, A, (const float *)B, C);
 }

@@ -18,12 +18,12 @@ static size_t shared_part_bytes(const OpsDims *d) {
     size_t widest = (size_t)d->C * 4;  // columns of dbias; layernorm's two parts are narrower
     size_t sums = ROW_CHUNKS * round_up(widest * sizeof(float), 64);
     size_t orders = 2 * round_up((size_t)d->B * d->T * sizeof(int), 64);
-    size_t panels = panels_bytes(d->C), most = sums > orders ? sums : orders;
-    return most > panels ? most : panels;
+    size_t packed = matmul_shared_bytes(d->B * d->T, d->C), most = sums > orders ? sums : orders;
+    return most > packed ? most : packed;
 }
 
 static size_t thread_part_bytes(const OpsDims *d) {
-    size_t attention = attention_room_bytes(d->T, d->C / d->NH), matmul = TILE_BYTES + PACK_BYTES;
+    size_t attention = attention_room_bytes(d->T, d->C / d->NH), matmul = matmul_room_bytes();
     return GEMM_ROOM + round_up(attention > matmul ? attention : matmul, 4096);
 }
 
