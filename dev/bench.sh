@@ -41,15 +41,24 @@ tcmalloc=$(ldconfig -p | awk '/libtcmalloc_minimal\.so/ { print $NF; exit }')
 [ -z "$torch" ] || [ -n "$tcmalloc" ] || echo "PyTorch runs without tcmalloc: install libtcmalloc-minimal4" >&2
 train=${TRAIN:-./train_gpt}
 [ -n "${TRAIN:-}" ] || make -s DEVICE=cpu >/dev/null
+level=$(grep -qw avx512bw /proc/cpuinfo && echo avx512 || { grep -qw avx2 /proc/cpuinfo && echo avx2 || echo generic; })
 make -s DEVICE=cpu $work/bench_ops --eval "$work/bench_ops: dev/bench_ops.cpp \$(HEADERS) \$(wildcard cpu/*.h); \
-    \$(CXX) \$(CPU_FLAGS) \$< -o \$@ \$(CPU_LIBS)"
+    \$(CXX) \$(CPU_FLAGS) \$(LEVEL_$level) \$< -o \$@ \$(CPU_LIBS)"
 
 # ---- the machine ----
 
-OMP_PROC_BIND=true $work/bench_ops --peak --threads 2 >$work/peak
+# The machine's speed may change while this runs, so its figures are taken between the runs of a row, and the row is
+# held against their median, or the fastest.
+measure_peak() { OMP_PROC_BIND=true $work/bench_ops --peak --threads 2 >>$work/peak; }
+peak() { awk -v name="$1" '$1 == name { print $2 }' $work/peak | middle; }
 # Without AMX, bf16 may be multiplied as such or widened to fp32.
-vector=$(awk '/^fp32_gflops|^bf16_avx512/ && $2 > most { most = $2 } END { print most }' $work/peak)
-peak() { awk -v name="$1" '$1 == name { print $2 }' $work/peak; }
+vector() { printf '%s\n' "$(peak fp32_gflops)" "$(peak bf16_avx512_gflops)" | sort -g | tail -1; }
+
+# Of the numbers on stdin the median or, for --fastest, the largest.
+middle() {
+    sort -g | awk -v fastest=$fastest '{ x[NR] = $1 }
+        END { print fastest ? x[NR] : (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
+}
 
 # Random tokens below V as a token shard: 256 words of header, then uint16.
 write_shard() {
@@ -75,10 +84,7 @@ pytorch() {
 }
 
 # Tokens a second from the step times on stdin.
-speed() {
-    sort -g | awk -v N=$((B * T)) -v fastest=$fastest '{ ms[NR] = $1 }
-        END { m = fastest ? ms[1] : (ms[int((NR + 1) / 2)] + ms[int(NR / 2) + 1]) / 2; print 1e3 * N / m }'
-}
+speed() { awk -v N=$((B * T)) '{ print 1e3 * N / $1 }' | middle; }
 
 # Tokens a second at the floor, given the peak in GF/s.
 floor() {
@@ -101,15 +107,18 @@ row() { # NAME L C NH V B T STEPS, of each of two rounds
     [ -z "$quick" ] || rounds=1
     write_shard "$V"
     for dtype in $dtypes; do
-        rm -f $work/ms_*
+        rm -f $work/ms_* $work/peak
         for ((i = 0; i < rounds; i++)); do
+            measure_peak
             ours 1 2 >>$work/ms_one
+            measure_peak
             [ -z "$torch" ] || pytorch >>$work/ms_torch
+            measure_peak
             ours 2 1 >>$work/ms_two
         done
         one=$(speed <$work/ms_one) two=$(speed <$work/ms_two)
         [ -z "$torch" ] || theirs=$(speed <$work/ms_torch)
-        [ "$dtype" = fp32 ] || second=$(floor "$vector")
+        [ "$dtype" = fp32 ] || second=$(floor "$(vector)")
         awk -v name="$name $dtype" -v floor="$(floor "$(peak "${dtype}_gflops")")" -v second="$second" -v one="$one" \
             -v two="$two" -v theirs="$theirs" 'BEGIN {
             vector = (second > 0 && second < floor) ? sprintf("%.0f %%", 100 * one / second) : ""
@@ -120,6 +129,8 @@ row() { # NAME L C NH V B T STEPS, of each of two rounds
 }
 
 awk '/model name/ { sub(/.*: /, ""); print; exit }' /proc/cpuinfo
+rm -f $work/peak
+measure_peak
 paste -sd , $work/peak
 how=median
 [ -z "$fastest" ] || how=fastest

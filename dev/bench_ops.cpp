@@ -1,12 +1,11 @@
 // dev/bench_ops.cpp: the time of every CPU op against what the processor could do, measured in the
 // same run: multiply-adds for the products and attention, memory traffic for the rest.
 //
-//   bench_ops [--peak] [--threads N] [B T C NH V]      defaults: all threads, 4 256 768 12 50257
+//   bench_ops [--peak] [--threads N] [B T C NH V]       defaults: all threads, 4 256 768 12 50257
 //
 // --peak prints only the figures of the machine, one "name value" a line: fp32_gflops, bf16_gflops
 // (the fastest bf16 multiply-add there is: AMX, AVX-512 BF16, else fp32), bf16_avx512_gflops,
-// memory_gbs (in place, read and write), memory_copy_gbs, and what oneDNN reaches on layer shapes,
-// onednn_fp32_gflops, onednn_bf16_gflops.
+// memory_gbs (in place, read and write), memory_copy_gbs.
 #include "ops.h"
 #include <algorithm>
 #include <time.h>
@@ -16,36 +15,15 @@
 #include <sys/syscall.h>
 #endif
 
-static double seconds_of(clockid_t clock) {
-    struct timespec t;
-    clock_gettime(clock, &t);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
-static double thread_seconds(void) {
-    return seconds_of(CLOCK_THREAD_CPUTIME_ID);
-}
-
-// With one thread its own processor time, so that the turns of other programs do not count.
 static double now(void) {
-    return omp_get_max_threads() == 1 ? thread_seconds() : seconds_of(CLOCK_MONOTONIC);
-}
-
-// Seconds of the fastest of the runs that fit in `budget` seconds, at least four.
-template <typename Run> static double fastest(double budget, Run run) {
-    double best = 1e30, end = now() + budget;
-    for (int i = 0; i < 4 || now() < end; i++) {
-        double start = now();
-        run();
-        double t = now() - start;
-        best = t < best ? t : best;
-    }
-    return best;
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
 // ---- peak: independent multiply-adds in registers. Each function returns the flops it made ----
 
-static long peak_loops = 1000000;
+static long peak_loops = 100000;  // about a millisecond
 
 // Twelve accumulators of one vector type; `mad(c)` is c = c + a * b.
 #define ACCUMULATORS(F) F(0) F(1) F(2) F(3) F(4) F(5) F(6) F(7) F(8) F(9) F(10) F(11)
@@ -131,26 +109,31 @@ static double fma_generic(void) {
     return 12.0 * 8 * (double)peak_loops;
 }
 
-// Work a second of all threads together: the best rate of each by its own processor time, so that
-// other programs that take turns on the cores do not count. `work` does some on a thread and says
-// how much.
+static double median(std::vector<double> x) {
+    std::sort(x.begin(), x.end());
+    return x[x.size() / 2];
+}
+
+// Work a second of all threads together, by the wall clock: the median of what is measured in
+// `budget` seconds, so that it compares with the median of steps. `work` does some on a thread and
+// says how much.
 template <typename Work> static double rate_of(double budget, Work work) {
     double total = 0;
     const double end = now() + budget;
 #pragma omp parallel reduction(+ : total)
     {
-        double best = 0;
-        for (int i = 0; i < 4 || now() < end; i++) {
-            double start = thread_seconds(), done = work(omp_get_thread_num());
-            best = fmax(best, done / (thread_seconds() - start));
+        std::vector<double> rates;
+        while (rates.size() < 3 || now() < end) {
+            double start = now(), done = work(omp_get_thread_num());
+            rates.push_back(done / (now() - start));
         }
-        total += best;
+        total += median(rates);
     }
     return total;
 }
 
 static double peak_of(double (*loop)(void)) {
-    return 1e-9 * rate_of(0.3, [&](int) { return loop(); });
+    return 1e-9 * rate_of(0.1, [&](int) { return loop(); });
 }
 
 typedef struct {
@@ -164,13 +147,13 @@ static void measure_memory(Peak *p) {
     std::vector<std::vector<float>> x(omp_get_max_threads()), y(x.size());
     for (auto &v : x) v.resize(n);
     for (auto &v : y) v.resize(n);
-    p->memory = 1e-9 * rate_of(0.6, [&](int thread) {
+    p->memory = 1e-9 * rate_of(0.25, [&](int thread) {
                     float *a = x[thread].data();
 #pragma omp simd
                     for (size_t i = 0; i < n; i++) a[i] = a[i] * 0.5f + 1.0f;
                     return 8.0 * (double)n;
                 });
-    p->memory_copy = 1e-9 * rate_of(0.6, [&](int thread) {
+    p->memory_copy = 1e-9 * rate_of(0.25, [&](int thread) {
                          float *a = x[thread].data(), *b = y[thread].data();
 #pragma omp simd
                          for (size_t i = 0; i < n; i++) b[i] = a[i] * 0.5f;
@@ -206,39 +189,6 @@ static Peak measure_peak(void) {
     return p;
 }
 
-#ifdef USE_ONEDNN
-// out = inp W^T over layer shapes as one call with the library's own threads: the best GF/s.
-static double onednn_gflops(dnnl_data_type_t type) {
-    const int rows = 1024, C = 768, shapes[][2] = {{C, 3 * C}, {C, 4 * C}, {4 * C, C}, {C, C}};
-    std::vector<char> a((size_t)rows * 4 * C * 4), w((size_t)4 * C * C * 4),
-        out((size_t)rows * 4 * C * 4);
-    double best = 0;
-    for (auto &s : shapes) {
-        MatrixDesc d[3];
-        desc_create(&d[PLAN_A], rows, s[0], type, dnnl_ab);
-        desc_create(&d[PLAN_B], s[0], s[1], type, dnnl_ba);
-        desc_create(&d[PLAN_C], rows, s[1], dnnl_f32, dnnl_ab);
-        dnnl_primitive_desc_t pd = plan_describe(d, false, false);
-        dnnl_primitive_t primitive;
-        DNNL(dnnl_primitive_create(&primitive, pd));
-        void *data[3] = {a.data(), w.data(), out.data()};
-        dnnl_memory_t m[3];
-        for (int i = 0; i < 3; i++)
-            DNNL(dnnl_memory_create(&m[i], desc_ref(&d[i]), gemm.engine, data[i]));
-        dnnl_exec_arg_t args[] = {
-            {DNNL_ARG_SRC, m[0]}, {DNNL_ARG_WEIGHTS, m[1]}, {DNNL_ARG_DST, m[2]}};
-        double t =
-            fastest(0.2, [&] { DNNL(dnnl_primitive_execute(primitive, gemm.stream, 3, args)); });
-        best = fmax(best, 2.0 * rows * s[0] * s[1] / t * 1e-9);
-        for (int i = 0; i < 3; i++) DNNL(dnnl_memory_destroy(m[i]));
-        for (int i = 0; i < 3; i++) desc_destroy(&d[i]);
-        DNNL(dnnl_primitive_destroy(primitive));
-        DNNL(dnnl_primitive_desc_destroy(pd));
-    }
-    return best;
-}
-#endif
-
 static void print_peak(const Peak *p) {
     printf("threads %d\nfp32_gflops %.1f\nbf16_gflops %.1f\nbf16_avx512_gflops %.1f\n",
            omp_get_max_threads(), p->fp32, p->bf16, p->bf16_avx512);
@@ -251,15 +201,10 @@ static Peak peak;
 
 // GF/s of all threads together, now, by the wall clock: what an op could reach at this moment.
 static double peak_now(void) {
-    double flops = 0, start = seconds_of(CLOCK_MONOTONIC);
+    double flops = 0, start = now();
 #pragma omp parallel reduction(+ : flops)
     flops += fastest_mad();
-    return 1e-9 * flops / (seconds_of(CLOCK_MONOTONIC) - start);
-}
-
-static double median(std::vector<double> x) {
-    std::sort(x.begin(), x.end());
-    return x[x.size() / 2];
+    return 1e-9 * flops / (now() - start);
 }
 
 // Processors whose cores are shared change speed from one moment to the next. So the peak is taken
@@ -429,13 +374,7 @@ int main(int argc, char **argv) {
     ops_init(&d, room.data(), room.size(), NULL);
     peak = measure_peak();
     print_peak(&peak);
-    if (only_peak) {
-#ifdef USE_ONEDNN
-        printf("onednn_fp32_gflops %.1f\nonednn_bf16_gflops %.1f\n", onednn_gflops(dnnl_f32),
-               peak.bf16_avx512 > 0 ? onednn_gflops(dnnl_bf16) : 0.0);
-#endif
-        return 0;
-    }
+    if (only_peak) return 0;
     peak_loops = 20000;
     printf(FLOATX_NAME " B %d T %d C %d NH %d V %d\n", B, T, C, NH, V);
     bench_products(B * T, C, V);
