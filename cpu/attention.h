@@ -10,7 +10,7 @@
 
 #include "matmul.h"
 
-enum { QUERIES = 128, KEYS = 512 };  // multiples of BLOCK; KEYS is one of QUERIES
+enum { QUERIES = 64, KEYS = 512 };  // multiples of BLOCK; KEYS is one of QUERIES
 
 // "In blocks": a (T, HS) matrix as blocks of BLOCK columns, each of round_keys(T) rows.
 typedef struct {

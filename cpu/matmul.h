@@ -37,12 +37,16 @@ static inline int smaller(int a, int b) {
     return a < b ? a : b;
 }
 
-// The width of panels for n columns, at most `most`, multiples of BLOCK and alike; an even number
-// of them, so that two or four threads share them fairly.
-static inline int panel_width(int n, int most) {
-    int panels = tiles_of(n, most);
-    if (panels > 1 && panels % 2) panels++;
-    return (int)round_up((size_t)tiles_of(n, panels), BLOCK);
+// The size of pieces of n, at most `most`: multiples of `unit` and as even as that allows.
+static inline int even_pieces(int n, int most, int unit) {
+    return (int)round_up((size_t)tiles_of(n, tiles_of(n, most)), (size_t)unit);
+}
+
+// The same, but an even number of pieces if there is more than a unit: two threads share them
+// fairly.
+static inline int even_number_of_pieces(int n, int most, int unit) {
+    int pieces = tiles_of(n, most);
+    return (int)round_up((size_t)tiles_of(n, pieces + pieces % 2), (size_t)unit);
 }
 
 // Columns that fit a panel of k rows.
@@ -72,10 +76,13 @@ typedef struct {
 
 static Cut cut_rows_product(const RowsProduct *p) {
     const int longest = DEPTH_BYTES / (int)packed_element();
-    Cut c = {GROUP_ROWS, 0, p->K};
+    Cut c = {0, 0, p->K};
     if (p->K > longest) c.depth = PANEL_BYTES / PANEL_COLS / (int)packed_element();
-    c.width = panel_width(p->N, widest_panel(c.depth));
-    if (c.depth < p->K || tiles_of(p->N, c.width) < 8) c.group = LONG_GROUP_ROWS;
+    const int widest = widest_panel(c.depth), panels = tiles_of(p->N, widest);
+    const int most = c.depth < p->K || panels < 8 ? LONG_GROUP_ROWS : GROUP_ROWS;
+    c.group = even_pieces(p->M, most, 16);
+    c.width = tiles_of(p->M, c.group) % 2 ? even_number_of_pieces(p->N, widest, BLOCK)
+                                          : even_pieces(p->N, widest, BLOCK);
     return c;
 }
 
@@ -228,7 +235,8 @@ static inline void add_tile(float *dweight, int Cin, const float *sum, size_t ld
 // packed once for all threads; a thread transposes TILE_ROWS columns of dout at a time.
 static void dweight_piece(float *dweight, float *dbias, const floatX *dout, const floatX *inp,
                           int depth, int Cin, int Cout, bool add) {
-    const int width = panel_width(Cin, widest_panel(depth));
+    const int width = even_pieces(Cin, widest_panel(depth), BLOCK);
+    const int tile_rows = even_number_of_pieces(Cout, TILE_ROWS, 16);
     Room shared = room_shared();
     char *packed = (char *)room_take(&shared, packed_size(depth, Cin) * packed_element());
 #pragma omp parallel num_threads(ops_threads())
@@ -240,8 +248,8 @@ static void dweight_piece(float *dweight, float *dbias, const floatX *dout, cons
             pack_rows(packed + packed_size(depth, col) * packed_element(), inp + col, (size_t)Cin,
                       depth, smaller(width, Cin - col));
 #pragma omp for schedule(dynamic, 1)
-        for (int row = 0; row < Cout; row += TILE_ROWS) {
-            Tile t = {row, 0, smaller(TILE_ROWS, Cout - row), 0};
+        for (int row = 0; row < Cout; row += tile_rows) {
+            Tile t = {row, 0, smaller(tile_rows, Cout - row), 0};
             transpose(m.rows, dout + row, (size_t)Cout, depth, t.rows);
             if (dbias) add_row_sums(dbias + row, m.rows, t.rows, depth, add);
             for (t.col = 0; t.col < Cin; t.col += width) {

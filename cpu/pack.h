@@ -31,19 +31,18 @@ typedef Lane16 LaneX;
 typedef Lane32 LaneX;
 #endif
 
-// dst (cols, rows) = src (rows, cols) transposed; rows of src are ld apart
+// dst (cols, rows) = src (rows, cols) transposed; rows of src are ld apart. As many rows at a time
+// as make lines of dst, since lines of several rows of it may not stay in the cache together.
 static inline void transpose(floatX *dst, const floatX *src, size_t ld, int rows, int cols) {
-    const int line = 64 / sizeof(floatX), whole_rows = rows & ~7;
-    for (int c0 = 0; c0 < cols; c0 += line) {
-        int end = cols - c0 < line ? cols : c0 + line, whole = c0 + ((end - c0) & ~7);
-        for (int r = 0; r < whole_rows; r += 8)
-            for (int c = c0; c < whole; c += 8)
+    const int line = 64 / sizeof(floatX), whole_rows = rows & ~7, whole_cols = cols & ~7;
+    for (int r0 = 0; r0 < whole_rows; r0 += line)
+        for (int c = 0; c < whole_cols; c += 8)
+            for (int r = r0; r < whole_rows && r < r0 + line; r += 8)
                 transpose_block<LaneX>(dst + (size_t)c * rows + r, (size_t)rows, src + r * ld + c,
                                        ld);
-        for (int r = 0; r < rows; r++)
-            for (int c = r < whole_rows ? whole : c0; c < end; c++)
-                dst[(size_t)c * rows + r] = src[r * ld + c];
-    }
+    for (int r = 0; r < rows; r++)
+        for (int c = r < whole_rows ? whole_cols : 0; c < cols; c++)
+            dst[(size_t)c * rows + r] = src[r * ld + c];
 }
 
 // `rows` rows of a, lda apart, `cols` elements of each, without gaps: in place or copied to dst.

@@ -3,9 +3,9 @@
 //
 //   bench_ops [--peak] [--threads N] [B T C NH V]       defaults: all threads, 4 256 768 12 50257
 //
-// --peak prints only the figures of the machine, one "name value" a line: fp32_gflops, bf16_gflops
-// (the fastest bf16 multiply-add there is: AMX, AVX-512 BF16, else fp32), bf16_avx512_gflops,
-// memory_gbs (in place, read and write), memory_copy_gbs.
+// --only: ops with TEXT in their names. --peak prints only the figures of the machine, one "name
+// value" a line: fp32_gflops, bf16_gflops (the fastest bf16 multiply-add there is: AMX, AVX-512
+// BF16, else fp32), bf16_avx512_gflops, memory_gbs (in place, read and write), memory_copy_gbs.
 #include "ops.h"
 #include <algorithm>
 #include <time.h>
@@ -198,6 +198,7 @@ static void print_peak(const Peak *p) {
 // ---- ops ----
 
 static Peak peak;
+static const char *only_op = "";
 
 // GF/s of all threads together, now, by the wall clock: what an op could reach at this moment.
 static double peak_now(void) {
@@ -210,6 +211,7 @@ static double peak_now(void) {
 // Processors whose cores are shared change speed from one moment to the next. So the peak is taken
 // before and after every run, and the shares are compared.
 template <typename Run> static void report(const char *op, double flops, double bytes, Run run) {
+    if (!strstr(op, only_op)) return;
     double best = 1e30, end = now() + 0.4, before = peak_now();
     std::vector<double> shares;
     for (int i = 0; i < 5 || now() < end; i++) {
@@ -363,6 +365,8 @@ int main(int argc, char **argv) {
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--peak"))
             only_peak = true;
+        else if (!strcmp(argv[i], "--only") && i + 1 < argc)
+            only_op = argv[++i];
         else if (!strcmp(argv[i], "--threads") && i + 1 < argc)
             omp_set_num_threads(atoi(argv[++i]));
         else if (given < 5)
