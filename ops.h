@@ -6,15 +6,13 @@
 //   - A result depends on its inputs only: not on the number of threads, not on the run. No float
 //   atomics.
 //   - Asynchronous on `stream`; nothing is allocated: an op that needs room takes it from the
-//   workspace
-//     given to ops_init (owned by the compute stream), so these ops run on the compute stream only.
-//     The shard ops at the end use no workspace and run on any stream.
+//     workspace given to ops_init (owned by the compute stream), so these ops run on the compute
+//     stream only. The shard ops at the end use no workspace and run on any stream.
 //   - Any size is correct, down to C=1, T=1, V=1; speed is asked of C % 64 == 0, head size 64..128.
 //   - `rows` = B*T. Element indices are computed in size_t: rows*C and rows*V pass 2^31.
 //   - Gradients of parameters are fp32 (they go to the gradient slot before reduction).
-//   - accumulate=false overwrites the destination, accumulate=true adds to it. A result is first
-//   summed
-//     completely and then added once, so that `x = 0; x += op` and `x = op` are the same number.
+//   - accumulate=false overwrites the destination, accumulate=true adds to it: `x = 0; x += op` and
+//     `x = op` are the same number.
 #pragma once
 
 #include "config.h"

@@ -277,6 +277,25 @@ static void print_plan(const Run *r) {
 // ---- start
 // ------------------------------------------------------------------------------------------------------
 
+#ifdef DEVICE_CPU
+// OMP_PROC_BIND binds to the same cores in every process, from the first on: forked ranks would
+// share them. Here each takes its own.
+static void bind_threads(const Ranks *ranks) {
+    const int places = omp_get_num_places();
+    if (!ranks->shared || !places || omp_get_proc_bind() == omp_proc_bind_false) return;
+#pragma omp parallel
+    {
+        int thread = ranks->local_rank * omp_get_num_threads() + omp_get_thread_num();
+        int cores[CPU_SETSIZE], place = thread % places;
+        cpu_set_t set;
+        CPU_ZERO(&set);
+        omp_get_place_proc_ids(place, cores);
+        for (int i = 0; i < omp_get_place_num_procs(place); i++) CPU_SET(cores[i], &set);
+        sched_setaffinity(0, sizeof set, &set);
+    }
+}
+#endif
+
 static void start_device(Run *r) {
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);
@@ -294,6 +313,7 @@ static void start_device(Run *r) {
 #ifdef DEVICE_CPU
     int threads = r->o.threads ? r->o.threads : omp_get_num_procs() / r->ranks.local_world;
     omp_set_num_threads(threads > 1 ? threads : 1);
+    bind_threads(&r->ranks);
 #endif
 }
 

@@ -6,10 +6,15 @@
 
 #include "pack.h"
 
+#ifdef __SSE2__
+#include <emmintrin.h>
+#endif
+
 enum { TILE_ROWS = 128, GROUP_ROWS = 1024, LONG_GROUP_ROWS = 512, PANEL_COLS = 384 };
 enum { PANEL_BYTES = 576 << 10 };       // of a panel, unless it is only BLOCK columns wide
 enum { DEPTH_BYTES = 16 << 10 };        // of a column of a panel
 enum { WEIGHT_DEPTH_BYTES = 4 << 10 };  // the same in a weight's gradient, and of a row of A
+enum { STREAM_BYTES = 4 << 20 };        // results larger than that do not stay in a core's cache
 #define PANEL_ROOM ((size_t)DEPTH_BYTES * BLOCK)
 #define SUM_ROOM ((size_t)LONG_GROUP_ROWS * PANEL_COLS * sizeof(float))
 #define ROWS_ROOM ((size_t)TILE_ROWS * WEIGHT_DEPTH_BYTES)
@@ -28,6 +33,26 @@ static size_t matmul_shared_bytes(int rows, int C) {
 typedef struct {
     int row, col, rows, cols;  // place and size within the result
 } Tile;
+
+// dst = src, past the caches if both are aligned: lines of dst that would not stay there need not
+// be read from memory before they are written.
+static inline void stream_copy(void *dst, const void *src, size_t bytes) {
+#ifdef __SSE2__
+    if ((size_t)dst % 16 == 0 && bytes % 16 == 0) {
+        for (size_t i = 0; i < bytes / 16; i++)
+            _mm_stream_si128((__m128i *)dst + i, _mm_loadu_si128((const __m128i *)src + i));
+        return;
+    }
+#endif
+    memcpy(dst, src, bytes);
+}
+
+// To be called after stream_copy, before another thread reads.
+static inline void stream_end(void) {
+#ifdef __SSE2__
+    _mm_sfence();
+#endif
+}
 
 static inline int tiles_of(int n, int tile) {
     return (n + tile - 1) / tile;
@@ -66,6 +91,7 @@ struct RowsProduct {
     floatX *out, *pre;
     const floatX *bias;
     bool gelu;
+    bool streams;  // set by rows_product
 };
 
 // The pieces a task works on: `group` rows of the result and `width` columns, summed over `depth`
@@ -88,10 +114,10 @@ static Cut cut_rows_product(const RowsProduct *p) {
 
 typedef struct {
     int thread;
-    void *panel;
-    float *sum;
-    floatX *rows;
-    Room left;
+    void *panel;   // packed: columns of W
+    float *sum;    // (rows of a tile or a group, columns of a panel)
+    floatX *rows;  // (rows of a tile, depth): rows of `a` without gaps, or columns of dout
+    Room left;     // for the products
 } MatmulRoom;
 
 static MatmulRoom matmul_room(void) {
@@ -126,7 +152,8 @@ static void rows_product_part(const RowsProduct *p, const Cut *c, const Tile *t,
     }
 }
 
-static void rows_product(const RowsProduct *p) {
+static void rows_product(RowsProduct *p) {
+    p->streams = (size_t)p->M * p->N * sizeof(floatX) > STREAM_BYTES;
     const Cut c = cut_rows_product(p);
     const int panels = tiles_of(p->N, c.width), tasks = panels * tiles_of(p->M, c.group);
 #pragma omp parallel num_threads(ops_threads())
@@ -140,14 +167,23 @@ static void rows_product(const RowsProduct *p) {
             t.cols = smaller(t.cols, p->N - t.col);
             rows_product_part(p, &c, &t, &m);
         }
+        stream_end();
     }
+}
+
+// dst = row, results that are finished
+static inline void write_row(const RowsProduct *p, floatX *dst, const floatX *row, int cols) {
+    if (p->streams)
+        stream_copy(dst, row, (size_t)cols * sizeof(floatX));
+    else
+        memcpy(dst, row, (size_t)cols * sizeof(floatX));
 }
 
 // out = sum + bias. With gelu: pre (may be NULL) gets that and out its GELU.
 static void write_forward(const RowsProduct *p, const float *sum, size_t ld, const Tile *t) {
+    alignas(64) floatX linear[PANEL_COLS], active[PANEL_COLS];
     for (int r = 0; r < t->rows; r++) {
-        size_t at = (size_t)(t->row + r) * p->N + t->col;
-        floatX *out = p->out + at, *linear = p->pre ? p->pre + at : out;
+        const size_t at = (size_t)(t->row + r) * p->N + t->col;
         const float *s = sum + r * ld;
         if (p->bias) {
             const floatX *b = p->bias + t->col;
@@ -157,34 +193,41 @@ static void write_forward(const RowsProduct *p, const float *sum, size_t ld, con
 #pragma omp simd
             for (int c = 0; c < t->cols; c++) store_float(&linear[c], s[c]);
         }
-        if (!p->gelu) continue;
+        if (!p->gelu) {
+            write_row(p, p->out + at, linear, t->cols);
+            continue;
+        }
 #pragma omp simd
-        for (int c = 0; c < t->cols; c++) store_float(&out[c], gelu_float(to_float(linear[c])));
+        for (int c = 0; c < t->cols; c++) store_float(&active[c], gelu_float(to_float(linear[c])));
+        write_row(p, p->out + at, active, t->cols);
+        if (p->pre) write_row(p, p->pre + at, linear, t->cols);
     }
 }
 
 // out = sum, times gelu'(pre) if that is given
 static void write_dinp(const RowsProduct *p, const float *sum, size_t ld, const Tile *t) {
+    alignas(64) floatX d[PANEL_COLS];
     for (int r = 0; r < t->rows; r++) {
-        size_t at = (size_t)(t->row + r) * p->N + t->col;
-        floatX *out = p->out + at;
+        const size_t at = (size_t)(t->row + r) * p->N + t->col;
         const float *s = sum + r * ld;
         if (p->pre) {
             const floatX *x = p->pre + at;
 #pragma omp simd
             for (int c = 0; c < t->cols; c++)
-                store_float(&out[c], s[c] * gelu_derivative(to_float(x[c])));
+                store_float(&d[c], s[c] * gelu_derivative(to_float(x[c])));
         } else {
 #pragma omp simd
-            for (int c = 0; c < t->cols; c++) store_float(&out[c], s[c]);
+            for (int c = 0; c < t->cols; c++) store_float(&d[c], s[c]);
         }
+        write_row(p, p->out + at, d, t->cols);
     }
 }
 
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                            int rows, int Cin, int Cout, cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {inp, weight, true, rows, Cout, Cin, write_forward, out, NULL, bias, false};
+    RowsProduct p = {inp,           weight, true, rows, Cout,  Cin,
+                     write_forward, out,    NULL, bias, false, false};
     rows_product(&p);
 }
 
@@ -192,7 +235,8 @@ static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, con
                                 const floatX *bias, int rows, int Cin, int Cout,
                                 cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {inp, weight, true, rows, Cout, Cin, write_forward, out, pre, bias, true};
+    RowsProduct p = {inp,           weight, true, rows, Cout, Cin,
+                     write_forward, out,    pre,  bias, true, false};
     rows_product(&p);
 }
 
@@ -200,8 +244,8 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
                                   const floatX *pre, int rows, int Cin, int Cout,
                                   cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {dout,       weight, false,         rows, Cin,  Cout,
-                     write_dinp, dinp,   (floatX *)pre, NULL, false};
+    RowsProduct p = {dout,       weight, false,         rows, Cin,   Cout,
+                     write_dinp, dinp,   (floatX *)pre, NULL, false, false};
     rows_product(&p);
 }
 
@@ -225,8 +269,7 @@ static inline void add_tile(float *dweight, int Cin, const float *sum, size_t ld
 #pragma omp simd
             for (int c = 0; c < t->cols; c++) d[c] += s[c];
         } else {
-#pragma omp simd
-            for (int c = 0; c < t->cols; c++) d[c] = s[c];
+            stream_copy(d, s, (size_t)t->cols * sizeof(float));
         }
     }
 }
@@ -261,6 +304,7 @@ static void dweight_piece(float *dweight, float *dbias, const floatX *dout, cons
                 add_tile(dweight, Cin, m.sum, (size_t)ld, &t, add);
             }
         }
+        stream_end();
     }
 }
 

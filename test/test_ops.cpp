@@ -264,9 +264,11 @@ static void gelu_has_full_relative_accuracy(void **) {
 typedef struct {
     int rows, Cin, Cout;
 } Linear;
-static const Linear LINEARS[] = {{1, 1, 1},       {7, 3, 12},     {65, 12, 37},    {130, 64, 192},
-                                 {3, 768, 2304},  {300, 768, 96}, {270, 96, 1100}, {2, 64, 50304},
-                                 {40, 1100, 260}, {520, 257, 129}};
+// The last three: sums too long for one piece, and results that are written past the caches.
+static const Linear LINEARS[] = {{1, 1, 1},       {7, 3, 12},      {65, 12, 37},     {130, 64, 192},
+                                 {3, 768, 2304},  {300, 768, 96},  {270, 96, 1100},  {2, 64, 50304},
+                                 {40, 1100, 260}, {520, 257, 129}, {2200, 16, 1000}, {9, 8300, 70},
+                                 {530, 70, 8300}};
 
 static void matmul_forward_is_inp_times_weight_transposed(void **) {
     for (auto &l : LINEARS) {
@@ -349,9 +351,15 @@ static void matmul_backward_weight_is_dout_transposed_times_inp(void **) {
             check("dbias", db, refb, 2e-6);
             matmul_backward_weight(dw2.data(), db2.data(), dout.data(), inp.data(), m, k, n, true,
                                    NULL);
-            for (size_t i = 0; i < dw.size(); i++)
-                assert_true(dw2[i] == dw0[i] + dw[i]);  // one addition
-            for (int i = 0; i < n; i++) assert_true(db2[i] == db0[i] + db[i]);
+            if (m <= 1024) {  // one addition
+                for (size_t i = 0; i < dw.size(); i++) assert_true(dw2[i] == dw0[i] + dw[i]);
+                for (int i = 0; i < n; i++) assert_true(db2[i] == db0[i] + db[i]);
+            }
+            Doubles sum = ref, sumb = refb;
+            for (size_t i = 0; i < sum.size(); i++) sum[i] += dw0[i];
+            for (int i = 0; i < n; i++) sumb[i] += db0[i];
+            check("dweight added", dw2, sum, 2e-6);
+            check("dbias added", db2, sumb, 2e-6);
             std::vector<char> bits;
             append_bits(&bits, dw, db);
             return bits;

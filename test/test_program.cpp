@@ -213,6 +213,17 @@ static void a_silent_rank_ends_the_job(void **) {
     stop_a_rank("STOP", 3, 123457, words);
 }
 
+// OMP_PROC_BIND, by itself, binds every process to the first cores.
+static void forked_ranks_are_bound_to_cores_of_their_own(void **) {
+    if (sysconf(_SC_NPROCESSORS_ONLN) < 2) skip();
+    Outcome o =
+        run("OMP_PROC_BIND=true " PROGRAM " " TINY
+            "--ranks 2 --threads 1 --steps 123458 >/dev/null & pid=\\$!; sleep 1; "
+            "for rank in \\$(pgrep -P \\$pid); do grep Cpus_allowed_list /proc/\\$rank/status; "
+            "done | sort -u; kill \\$pid; wait");
+    if (lines_of(o.out) != 2) fail_msg("expected two sets of cores, found: %s", o.out);
+}
+
 static void what_a_run_writes_can_be_read_back(void **) {
     static Outcome o;
     o = run(
@@ -323,6 +334,7 @@ int main(void) {
         cmocka_unit_test(threads_and_vector_levels_do_what_they_promise),
         cmocka_unit_test(a_killed_rank_ends_the_job),
         cmocka_unit_test(a_silent_rank_ends_the_job),
+        cmocka_unit_test(forked_ranks_are_bound_to_cores_of_their_own),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(json_output_is_json),
         cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
