@@ -279,7 +279,7 @@ static void print_plan(const Run *r) {
 
 #ifdef DEVICE_CPU
 // OMP_PROC_BIND binds to the same cores in every process, from the first on: forked ranks would
-// share them. Here each takes its own.
+// share them. Here each takes its own, thread after thread, whatever order was asked for.
 static void bind_threads(const Ranks *ranks) {
     const int places = omp_get_num_places();
     if (!ranks->shared || !places || omp_get_proc_bind() == omp_proc_bind_false) return;

@@ -260,6 +260,8 @@ static inline void add_row_sums(float *dst, const floatX *src, int cols, int row
     }
 }
 
+// What is not added to is written past the caches at any size: a gradient is read again once the
+// backward pass of its unit, of many such tensors, is over.
 static inline void add_tile(float *dweight, int Cin, const float *sum, size_t ld, const Tile *t,
                             bool add) {
     for (int r = 0; r < t->rows; r++) {
