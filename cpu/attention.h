@@ -12,7 +12,7 @@
 
 enum { QUERIES = 64, KEYS = 512 };  // multiples of BLOCK; KEYS is one of QUERIES
 
-// "In blocks": a (T, HS) matrix as blocks of BLOCK columns, each of round_keys(T) rows.
+// "In blocks": a (T, HS) matrix as blocks of BLOCK columns, each of whole_blocks(T) rows.
 typedef struct {
     int T, HS;
     int thread;
@@ -28,27 +28,23 @@ typedef struct {
     float *max, *sum;  // (QUERIES) of the row so far; sum is D in the backward
 } HeadRoom;
 
-static inline int round_keys(int n) {
-    return (int)round_up((size_t)n, BLOCK);
-}
-
 static inline int head_blocks(int HS) {
     return tiles_of(HS, BLOCK);
 }
 
 static size_t attention_room_bytes(int T, int HS) {
     const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
-    const size_t blocks = (size_t)round_keys(T) * round_keys(HS);
+    const size_t blocks = (size_t)whole_blocks(T) * whole_blocks(HS);
     return round_up(2 * head * sizeof(floatX), 128) + 8 * blocks * sizeof(float) +
            scores * (2 * sizeof(float) + 3 * sizeof(floatX)) +
-           (size_t)QUERIES * (round_keys(HS) + 2) * sizeof(float);
+           (size_t)QUERIES * (whole_blocks(HS) + 2) * sizeof(float);
 }
 
 static HeadRoom head_room(int thread, int T, int HS) {
     HeadRoom h = {};
     Room r = room_of_thread(thread);
     const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
-    const size_t blocks = (size_t)round_keys(T) * round_keys(HS);
+    const size_t blocks = (size_t)whole_blocks(T) * whole_blocks(HS);
     h.T = T;
     h.HS = HS;
     h.thread = thread;
@@ -64,22 +60,16 @@ static HeadRoom head_room(int thread, int T, int HS) {
     h.p = in_place ? (floatX *)h.s : (floatX *)room_take(&r, scores * sizeof(floatX));
     h.ds = in_place ? (floatX *)h.dp : (floatX *)room_take(&r, scores * sizeof(floatX));
     h.turned = (floatX *)room_take(&r, scores * sizeof(floatX));
-    h.o = (float *)room_take(&r, (size_t)QUERIES * round_keys(HS) * sizeof(float));
+    h.o = (float *)room_take(&r, (size_t)QUERIES * whole_blocks(HS) * sizeof(float));
     h.max = (float *)room_take(&r, QUERIES * sizeof(float));
     h.sum = (float *)room_take(&r, QUERIES * sizeof(float));
     h.room = r;
     return h;
 }
 
-// dst (T, HS) = rows of src that are ld apart
-static inline void copy_head(floatX *dst, const floatX *src, size_t ld, int T, int HS) {
-    for (int t = 0; t < T; t++)
-        memcpy(dst + (size_t)t * HS, src + t * ld, (size_t)HS * sizeof(floatX));
-}
-
 // Rows of src, ld apart, in blocks and packed; rows from T on are zero.
 static void pack_head(const HeadRoom *h, char *dst, const floatX *src, size_t ld) {
-    const size_t row = BLOCK * packed_element(), block = round_keys(h->T) * row;
+    const size_t row = BLOCK * packed_element(), block = whole_blocks(h->T) * row;
     for (int b = 0; b < head_blocks(h->HS); b++) {
         char *d = dst + b * block;
         pack_rows(d, src + b * BLOCK, ld, h->T, smaller(BLOCK, h->HS - b * BLOCK));
@@ -103,8 +93,7 @@ static void write_head(floatX *dst, size_t ld, const float *src, int block_rows,
 static inline void rows_by_rows(HeadRoom *h, float *s, const floatX *a, int i0, int m,
                                 const char *bt, int j0, int n) {
     Product p = {m, n, h->HS, false};
-    gemm_run(&p, h->thread, h->room, a + (size_t)i0 * h->HS,
-             bt + packed_size(h->HS, j0) * packed_element(), s);
+    gemm_run(&p, h->thread, h->room, a + (size_t)i0 * h->HS, bt + packed_bytes(h->HS, j0), s);
 }
 
 // o (m, HS) = or += p (m, n) times rows j0 .. of b
@@ -112,7 +101,7 @@ static inline void scores_by_rows(HeadRoom *h, const floatX *p, int m, const cha
                                   bool add) {
     Product q = {m, BLOCK, n, add};
     for (int i = 0; i < head_blocks(h->HS); i++) {
-        size_t at = ((size_t)i * round_keys(h->T) + j0) * BLOCK;
+        size_t at = ((size_t)i * whole_blocks(h->T) + j0) * BLOCK;
         gemm_run(&q, h->thread, h->room, p, b + at * packed_element(), h->o + i * QUERIES * BLOCK);
     }
 }
@@ -123,7 +112,7 @@ static inline void scores_transposed_by_rows(HeadRoom *h, float *out, const floa
     transpose(h->turned, p, (size_t)n, m, n);
     Product q = {n, BLOCK, m, add};
     for (int i = 0; i < head_blocks(h->HS); i++) {
-        size_t block = (size_t)i * round_keys(h->T);
+        size_t block = (size_t)i * whole_blocks(h->T);
         gemm_run(&q, h->thread, h->room, h->turned, b + (block + i0) * BLOCK * packed_element(),
                  out + (block + j0) * BLOCK);
     }
@@ -135,6 +124,15 @@ static inline int mask_scores(float *s, int seen) {
     int padded = (int)round_up((size_t)seen, 16);
     for (int j = seen; j < padded; j++) s[j] = -INFINITY;
     return padded;
+}
+
+// Row r of the output so far, times a factor
+static inline void scale_output_row(HeadRoom *h, int r, float factor) {
+    for (int b = 0; b < head_blocks(h->HS); b++) {
+        float *o = h->o + (size_t)(b * QUERIES + r) * BLOCK;
+#pragma omp simd
+        for (int i = 0; i < BLOCK; i++) o[i] *= factor;
+    }
 }
 
 // One row of scores, of which the first `seen` are not masked, to exp(scale s - max); scales what
@@ -161,12 +159,7 @@ static inline void softmax_row(HeadRoom *h, int r, int n, int seen, float scale,
     }
     const float shrink = exp_float(old - max);
     h->sum[r] = h->sum[r] * shrink + sum;
-    if (shrink == 1.0f) return;
-    for (int b = 0; b < head_blocks(h->HS); b++) {
-        float *o = h->o + (size_t)(b * QUERIES + r) * BLOCK;
-#pragma omp simd
-        for (int i = 0; i < BLOCK; i++) o[i] *= shrink;
-    }
+    if (shrink != 1.0f) scale_output_row(h, r, shrink);
 }
 
 // Rows i0 .. i0+m of the output; out rows are ld apart.
@@ -174,19 +167,14 @@ static void attention_forward_block(HeadRoom *h, floatX *out, size_t ld, float *
                                     int m) {
     const float scale = 1.0f / sqrtf((float)h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
-        const int keys = smaller(KEYS, i0 + m - j0), n = round_keys(keys);
+        const int keys = smaller(KEYS, i0 + m - j0), n = whole_blocks(keys);
         rows_by_rows(h, h->s, h->q, i0, m, h->kt, j0, n);
         for (int r = 0; r < m; r++)
             softmax_row(h, r, n, smaller(keys, i0 + r + 1 - j0), scale, j0 == 0);
         scores_by_rows(h, h->p, m, h->vs, j0, n, j0 > 0);
     }
     for (int r = 0; r < m; r++) {
-        const float inverse = 1.0f / h->sum[r];
-        for (int b = 0; b < head_blocks(h->HS); b++) {
-            float *o = h->o + (size_t)(b * QUERIES + r) * BLOCK;
-#pragma omp simd
-            for (int i = 0; i < BLOCK; i++) o[i] *= inverse;
-        }
+        scale_output_row(h, r, 1.0f / h->sum[r]);
         lse[i0 + r] = h->max[r] + logf(h->sum[r]);
     }
     write_head(out + (size_t)i0 * ld, ld, h->o, QUERIES, m, h->HS);
@@ -205,7 +193,7 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
         for (int bh = 0; bh < B * NH; bh++) {
             const size_t token = (size_t)(bh / NH) * T, at = (size_t)(bh % NH) * HS;
             const floatX *q = qkv + token * row + at;
-            copy_head(h.q, q, row, T, HS);
+            copy_rows(h.q, q, row, T, HS);
             pack_transposed(h.kt, q + C, row, HS, T);
             pack_head(&h, h.vs, q + 2 * (size_t)C, row);
             for (int i0 = 0; i0 < T; i0 += QUERIES)
@@ -250,7 +238,7 @@ static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const f
     for (int r = 0; r < m; r++)
         D[r] = dot(h->dout + (i0 + r) * HS, out + (i0 + r) * HS * NH, h->HS);
     for (int j0 = 0; j0 < i0 + m; j0 += KEYS) {
-        const int keys = smaller(KEYS, i0 + m - j0), n = round_keys(keys);
+        const int keys = smaller(KEYS, i0 + m - j0), n = whole_blocks(keys);
         rows_by_rows(h, h->s, h->q, i0, m, h->kt, j0, n);
         rows_by_rows(h, h->dp, h->dout, i0, m, h->vt, j0, n);
         for (int r = 0; r < m; r++)
@@ -266,7 +254,7 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,
                                cudaStream_t stream) {
     (void)stream;
-    const int HS = C / NH, last = (T - 1) / QUERIES * QUERIES, keys = round_keys(T);
+    const int HS = C / NH, last = (T - 1) / QUERIES * QUERIES, keys = whole_blocks(T);
     const size_t row = (size_t)3 * C;
 #pragma omp parallel num_threads(ops_threads())
     {
@@ -278,8 +266,8 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
             const floatX *q = qkv + token * row + at, *k = q + C, *v = k + C;
             const floatX *d = dout + token * C + at;
             floatX *dq = dqkv + token * row + at;
-            copy_head(h.q, q, row, T, HS);
-            copy_head(h.dout, d, (size_t)C, T, HS);
+            copy_rows(h.q, q, row, T, HS);
+            copy_rows(h.dout, d, (size_t)C, T, HS);
             pack_transposed(h.kt, k, row, HS, T);
             pack_transposed(h.vt, v, row, HS, T);
             pack_head(&h, h.qs, q, row);

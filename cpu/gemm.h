@@ -9,7 +9,6 @@
 // (b[k][j], b[k+1][j]). Columns beyond n, and rows up to packed_rows(k), are zero.
 #pragma once
 
-#include "simd.h"
 #include "workspace.h"
 
 #if defined(USE_ONEDNN)
@@ -33,13 +32,19 @@ static inline size_t packed_rows(int k) {
     return round_up((size_t)k, packed_in_pairs() ? 32 : 16);
 }
 
-// Elements of a packed B (k, n).
-static inline size_t packed_size(int k, int n) {
-    return packed_rows(k) * round_up((size_t)n, BLOCK);
-}
-
 static inline size_t packed_element(void) {
     return packed_native ? sizeof(floatX) : sizeof(float);
+}
+
+// Columns, rounded up to whole blocks.
+static inline int whole_blocks(int n) {
+    return (int)round_up((size_t)n, BLOCK);
+}
+
+// Bytes of a packed B (k, n); also how far column n is from column 0, if it is the first of a
+// block.
+static inline size_t packed_bytes(int k, int n) {
+    return packed_rows(k) * (size_t)whole_blocks(n) * packed_element();
 }
 
 typedef struct {
@@ -89,7 +94,7 @@ static void gemm_fp32(const Product *p, Room room, const floatX *A, const float 
         const float *a = widening ? wide : (const float *)(const void *)A;
         for (int j = 0; j < p->n; j += BLOCK)
             sgemm_block(p->m, k, p->add || k0 > 0, a, (size_t)k,
-                        B + packed_size(p->k, j) + (size_t)k0 * BLOCK, C + j, (size_t)p->n);
+                        B + packed_rows(p->k) * j + (size_t)k0 * BLOCK, C + j, (size_t)p->n);
     }
 }
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "pack.h"
+#include "simd.h"
 
 #ifdef __SSE2__
 #include <emmintrin.h>
@@ -27,7 +28,7 @@ static size_t matmul_room_bytes(void) {
 static size_t matmul_shared_bytes(int rows, int C) {
     size_t column = round_up((size_t)rows, 32) * sizeof(float);
     if (column > WEIGHT_DEPTH_BYTES) column = WEIGHT_DEPTH_BYTES;
-    return column * round_up((size_t)4 * C, BLOCK);
+    return column * (size_t)whole_blocks(4 * C);
 }
 
 typedef struct {
@@ -62,16 +63,14 @@ static inline int smaller(int a, int b) {
     return a < b ? a : b;
 }
 
-// The size of pieces of n, at most `most`: multiples of `unit` and as even as that allows.
-static inline int even_pieces(int n, int most, int unit) {
-    return (int)round_up((size_t)tiles_of(n, tiles_of(n, most)), (size_t)unit);
+// The size of pieces of n: at most `pieces` of them, as alike as multiples of `unit` allow.
+static inline int piece_of(int n, int pieces, int unit) {
+    return (int)round_up((size_t)tiles_of(n, pieces), (size_t)unit);
 }
 
-// The same, but an even number of pieces if there is more than a unit: two threads share them
-// fairly.
-static inline int even_number_of_pieces(int n, int most, int unit) {
-    int pieces = tiles_of(n, most);
-    return (int)round_up((size_t)tiles_of(n, pieces + pieces % 2), (size_t)unit);
+// Two threads share an even number of tasks fairly.
+static inline int next_even(int n) {
+    return n + n % 2;
 }
 
 // Columns that fit a panel of k rows.
@@ -91,7 +90,6 @@ struct RowsProduct {
     floatX *out, *pre;
     const floatX *bias;
     bool gelu;
-    bool streams;  // set by rows_product
 };
 
 // The pieces a task works on: `group` rows of the result and `width` columns, summed over `depth`
@@ -106,9 +104,9 @@ static Cut cut_rows_product(const RowsProduct *p) {
     if (p->K > longest) c.depth = PANEL_BYTES / PANEL_COLS / (int)packed_element();
     const int widest = widest_panel(c.depth), panels = tiles_of(p->N, widest);
     const int most = c.depth < p->K || panels < 8 ? LONG_GROUP_ROWS : GROUP_ROWS;
-    c.group = even_pieces(p->M, most, 16);
-    c.width = tiles_of(p->M, c.group) % 2 ? even_number_of_pieces(p->N, widest, BLOCK)
-                                          : even_pieces(p->N, widest, BLOCK);
+    const int groups = tiles_of(p->M, most);
+    c.group = piece_of(p->M, groups, 16);
+    c.width = piece_of(p->N, groups % 2 ? next_even(panels) : panels, BLOCK);
     return c;
 }
 
@@ -132,7 +130,7 @@ static MatmulRoom matmul_room(void) {
 
 // Part `t` of the result, at most a group of rows and a panel of columns.
 static void rows_product_part(const RowsProduct *p, const Cut *c, const Tile *t, MatmulRoom *m) {
-    const int ld = (int)round_up((size_t)t->cols, BLOCK);
+    const int ld = whole_blocks(t->cols);
     const size_t w_ld = (size_t)(p->transposed ? p->K : p->N);
     for (int k = 0; k < p->K; k += c->depth) {
         const int depth = smaller(c->depth, p->K - k), end = t->row + t->rows;
@@ -144,7 +142,10 @@ static void rows_product_part(const RowsProduct *p, const Cut *c, const Tile *t,
             Tile part = {row, t->col, smaller(TILE_ROWS, end - row), t->cols};
             float *sum = m->sum + (c->depth < p->K ? (size_t)(row - t->row) * ld : 0);
             const floatX *a = p->a + (size_t)row * p->K + k;
-            a = without_gaps(m->rows, a, (size_t)p->K, part.rows, depth);
+            if (depth < p->K) {
+                copy_rows(m->rows, a, (size_t)p->K, part.rows, depth);
+                a = m->rows;
+            }
             Product q = {part.rows, ld, depth, k > 0};
             gemm_run(&q, m->thread, m->left, a, m->panel, sum);
             if (k + depth == p->K) p->write(p, sum, (size_t)ld, &part);
@@ -152,8 +153,7 @@ static void rows_product_part(const RowsProduct *p, const Cut *c, const Tile *t,
     }
 }
 
-static void rows_product(RowsProduct *p) {
-    p->streams = (size_t)p->M * p->N * sizeof(floatX) > STREAM_BYTES;
+static void rows_product(const RowsProduct *p) {
     const Cut c = cut_rows_product(p);
     const int panels = tiles_of(p->N, c.width), tasks = panels * tiles_of(p->M, c.group);
 #pragma omp parallel num_threads(ops_threads())
@@ -173,7 +173,7 @@ static void rows_product(RowsProduct *p) {
 
 // dst = row, results that are finished
 static inline void write_row(const RowsProduct *p, floatX *dst, const floatX *row, int cols) {
-    if (p->streams)
+    if ((size_t)p->M * p->N * sizeof(floatX) > STREAM_BYTES)
         stream_copy(dst, row, (size_t)cols * sizeof(floatX));
     else
         memcpy(dst, row, (size_t)cols * sizeof(floatX));
@@ -226,8 +226,7 @@ static void write_dinp(const RowsProduct *p, const float *sum, size_t ld, const 
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                            int rows, int Cin, int Cout, cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {inp,           weight, true, rows, Cout,  Cin,
-                     write_forward, out,    NULL, bias, false, false};
+    RowsProduct p = {inp, weight, true, rows, Cout, Cin, write_forward, out, NULL, bias, false};
     rows_product(&p);
 }
 
@@ -235,8 +234,7 @@ static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, con
                                 const floatX *bias, int rows, int Cin, int Cout,
                                 cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {inp,           weight, true, rows, Cout, Cin,
-                     write_forward, out,    pre,  bias, true, false};
+    RowsProduct p = {inp, weight, true, rows, Cout, Cin, write_forward, out, pre, bias, true};
     rows_product(&p);
 }
 
@@ -244,8 +242,8 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
                                   const floatX *pre, int rows, int Cin, int Cout,
                                   cudaStream_t stream) {
     (void)stream;
-    RowsProduct p = {dout,       weight, false,         rows, Cin,   Cout,
-                     write_dinp, dinp,   (floatX *)pre, NULL, false, false};
+    RowsProduct p = {dout,       weight, false,         rows, Cin,  Cout,
+                     write_dinp, dinp,   (floatX *)pre, NULL, false};
     rows_product(&p);
 }
 
@@ -280,18 +278,18 @@ static inline void add_tile(float *dweight, int Cin, const float *sum, size_t ld
 // packed once for all threads; a thread transposes TILE_ROWS columns of dout at a time.
 static void dweight_piece(float *dweight, float *dbias, const floatX *dout, const floatX *inp,
                           int depth, int Cin, int Cout, bool add) {
-    const int width = even_pieces(Cin, widest_panel(depth), BLOCK);
-    const int tile_rows = even_number_of_pieces(Cout, TILE_ROWS, 16);
+    const int width = piece_of(Cin, tiles_of(Cin, widest_panel(depth)), BLOCK);
+    const int tile_rows = piece_of(Cout, next_even(tiles_of(Cout, TILE_ROWS)), 16);
     Room shared = room_shared();
-    char *packed = (char *)room_take(&shared, packed_size(depth, Cin) * packed_element());
+    char *packed = (char *)room_take(&shared, packed_bytes(depth, Cin));
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
         MatmulRoom m = matmul_room();
 #pragma omp for schedule(dynamic, 1)
         for (int col = 0; col < Cin; col += width)
-            pack_rows(packed + packed_size(depth, col) * packed_element(), inp + col, (size_t)Cin,
-                      depth, smaller(width, Cin - col));
+            pack_rows(packed + packed_bytes(depth, col), inp + col, (size_t)Cin, depth,
+                      smaller(width, Cin - col));
 #pragma omp for schedule(dynamic, 1)
         for (int row = 0; row < Cout; row += tile_rows) {
             Tile t = {row, 0, smaller(tile_rows, Cout - row), 0};
@@ -299,10 +297,9 @@ static void dweight_piece(float *dweight, float *dbias, const floatX *dout, cons
             if (dbias) add_row_sums(dbias + row, m.rows, t.rows, depth, add);
             for (t.col = 0; t.col < Cin; t.col += width) {
                 t.cols = smaller(width, Cin - t.col);
-                const int ld = (int)round_up((size_t)t.cols, BLOCK);
+                const int ld = whole_blocks(t.cols);
                 Product q = {t.rows, ld, depth, false};
-                gemm_run(&q, m.thread, m.left, m.rows,
-                         packed + packed_size(depth, t.col) * packed_element(), m.sum);
+                gemm_run(&q, m.thread, m.left, m.rows, packed + packed_bytes(depth, t.col), m.sum);
                 add_tile(dweight, Cin, m.sum, (size_t)ld, &t, add);
             }
         }

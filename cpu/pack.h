@@ -45,13 +45,10 @@ static inline void transpose(floatX *dst, const floatX *src, size_t ld, int rows
             dst[(size_t)c * rows + r] = src[r * ld + c];
 }
 
-// `rows` rows of a, lda apart, `cols` elements of each, without gaps: in place or copied to dst.
-static inline const floatX *without_gaps(floatX *dst, const floatX *a, size_t lda, int rows,
-                                         int cols) {
-    if (lda == (size_t)cols) return a;
+// dst (rows, cols) = rows of src that are ld apart
+static inline void copy_rows(floatX *dst, const floatX *src, size_t ld, int rows, int cols) {
     for (int r = 0; r < rows; r++)
-        memcpy(dst + (size_t)r * cols, a + r * lda, (size_t)cols * sizeof(floatX));
-    return dst;
+        memcpy(dst + (size_t)r * cols, src + r * ld, (size_t)cols * sizeof(floatX));
 }
 
 // Sets element (p, j) of a packed B (k, n) to x, or to zero where it lies outside.
@@ -109,7 +106,7 @@ static inline void pack_rows(void *packed, const floatX *src, size_t ld, int k, 
 static inline void pack_transposed(void *packed, const floatX *src, size_t ld, int k, int n) {
     const int rows = packed_in_pairs() ? 2 : 1, step = 16 * rows;
     const bool lanes = packed_element() == sizeof(floatX);  // one or two elements as they are
-    for (int j = 0; j < (int)round_up((size_t)n, BLOCK); j += 16)
+    for (int j = 0; j < whole_blocks(n); j += 16)
         for (int p = 0; p < (int)packed_rows(k); p += step) {
             const floatX *x = src + j * ld + p;
             if (!lanes || n - j < 16 || k - p < step) {

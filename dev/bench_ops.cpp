@@ -1,7 +1,9 @@
 // dev/bench_ops.cpp: the time of every CPU op against what the processor could do, measured in the
 // same run: multiply-adds for the products and attention, memory traffic for the rest.
 //
-//   bench_ops [--peak] [--threads N] [B T C NH V]       defaults: all threads, 4 256 768 12 50257
+//   bench_ops [--peak] [--threads N] [--only TEXT] [B T C NH V]
+//
+// Defaults: all threads, 4 256 768 12 50257.
 //
 // --only: ops with TEXT in their names. --peak prints only the figures of the machine, one "name
 // value" a line: fp32_gflops, bf16_gflops (the fastest bf16 multiply-add there is: AMX, AVX-512
