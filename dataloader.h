@@ -27,9 +27,8 @@ typedef struct {
     uint64_t first_sample;  // in the unshuffled order
 } DataFile;
 
-enum {
-    OPEN_FILES = 64
-};  // descriptors kept open; a data set may have more files than a process may open
+// Descriptors kept open; a data set may have more files than a process may open.
+enum { OPEN_FILES = 64 };
 
 typedef struct {
     int B, T, V;
@@ -198,8 +197,8 @@ static inline void data_read_sample(DataLoader *dl, int index, uint64_t first, i
     const DataFile *file = &dl->files[index];
     int fd = data_descriptor(dl, index), T = dl->T;
     size_t size = data_token_bytes(file->kind);
-    // Token 0 of a text is not in the file: the bytes begin one place later, and one less is read
-    // there.
+    // Token 0 of a text is not in the file: the bytes begin one place later,
+    // and one less is read there.
     int made = file->kind == DATA_TEXT && first == 0;
     uint64_t at =
         file->kind == DATA_TEXT ? first + (uint64_t)made - 1 : SHARD_HEADER_BYTES + first * size;

@@ -1,8 +1,8 @@
 // device.h: which device this build is for, and the two number formats.
 //
-// Everything else is written against the CUDA runtime and NCCL. DEVICE_CPU puts cpu/ behind the
-// same names; the emulator (EMULATOR) keeps NVIDIA's own headers and stands in for the libraries at
-// link time.
+// Everything else is written against the CUDA runtime and NCCL. DEVICE_CPU puts cpu/ behind
+// the same names; the emulator (EMULATOR) keeps NVIDIA's own headers and stands in for the
+// libraries at link time.
 #pragma once
 
 #include <stddef.h>

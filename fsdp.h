@@ -1,20 +1,20 @@
-// fsdp.h: parameters, gradients and AdamW states sharded across ranks; whole layers only for a
-// moment.
+// fsdp.h: parameters, gradients and AdamW states sharded across ranks;
+// whole layers only for a moment.
 //
-// A unit is a set of tensors that travel together: laid end to end in one flat array, padded, and
-// cut into K equal slices, one for each rank of a shard group. A rank keeps the slices of its
-// number, in fp32.
+// A unit is a set of tensors that travel together: laid end to end in one flat array, padded,
+// and cut into K equal slices, one for each rank of a shard group. A rank keeps the slices
+// of its number, in fp32.
 //
-//   gather(u)    casts the own slice into its place in a slot and all-gathers the unit there, in
-//   place wait(u)      lets the compute stream wait for that; returns the whole unit release(u) the
-//   compute stream has no more use for it reduce(u)    reduce-scatters the unit's gradient in place
-//   and adds the own slice to the gradient shard
+//   gather(u)    casts the own slice into its place in a slot and all-gathers the unit there
+//   wait(u)      lets the compute stream wait for that; returns the whole unit
+//   release(u)   the compute stream has no more use for it
+//   reduce(u)    reduce-scatters the unit's gradient and adds the own slice to the gradient shard
 //
-// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K, .resident,
-// .local). With --reduce ordered every gradient is added in the order of the global micro-batches,
-// so that results do not depend on the number of ranks: micro-batch m of a step is computed by rank
-// m % world. This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al.
-// 2023 (FSDP).
+// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K,
+// .resident, .local). With --reduce ordered every gradient is added in the order of the
+// global micro-batches, so that results do not depend on the number of ranks: micro-batch m
+// of a step is computed by rank m % world.
+// This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
 #pragma once
 
 #include "config.h"
@@ -37,8 +37,8 @@
             die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_));               \
     } while (0)
 
-// Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait, or swaps two
-// collectives.
+// Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait,
+// or swaps two collectives.
 #ifdef EMULATOR
 static bool defect(const char *name) {
     const char *wanted = getenv("FSDP_DEFECT");
@@ -112,14 +112,14 @@ typedef struct {
     uint64_t parameters;  // of the model
     size_t shard;         // elements of the rank's slices together
 
-    float *p;            // (shard): parameters
-    void *g;             // (shard): gradients, fp32 or bf16
-    void *m, *v;         // (shard): AdamW moments
-    float *g_second;     // (slice of the tied unit): its second use, summed separately (ordered)
-    float *g_view;       // (largest slice): a unit's bf16 gradients as fp32
-    float *whole_grads;  // (all elements): gradients of the micro-steps so far (local)
-    bf16 *bf16_grads;    // (largest unit): what travels with bf16_reduce
-    float *exchange;  // (world, exchange_part): pieces of the own slice from every rank (ordered)
+    float *p;             // (shard): parameters
+    void *g;              // (shard): gradients, fp32 or bf16
+    void *m, *v;          // (shard): AdamW moments
+    float *g_second;      // (slice of the tied unit): its second use, summed separately (ordered)
+    float *g_view;        // (largest slice): a unit's bf16 gradients as fp32
+    float *whole_grads;   // (all elements): gradients of the micro-steps so far (local)
+    bf16 *bf16_grads;     // (largest unit): what travels with bf16_reduce
+    float *exchange;      // (world, exchange_part): pieces of the own slice of every rank (ordered)
     bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce
     size_t exchange_part;
     double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
@@ -142,8 +142,7 @@ typedef struct {
     Timeline *timeline;
 } Fsdp;
 
-// ---- declaring units, before fsdp_plan
-// ---------------------------------------------------------------------
+// ---- declaring units, before fsdp_plan ---------------------------------------------------------
 
 static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
     if (f->nunits == FSDP_MAX_UNITS)
@@ -194,8 +193,7 @@ static FsdpPiece fsdp_piece(const Fsdp *f, const FsdpUnit *u, const FsdpTensor *
     return (FsdpPiece){begin - t->offset, u->at + begin - slice_begin, end - begin};
 }
 
-// ---- the plan: sizes of everything, before anything is allocated
-// ----------------------------------------------
+// ---- the plan: sizes of everything, before anything is allocated -------------------------------
 
 static size_t moment_bytes(MomentType t) {
     return t == MOMENTS_FP64 ? 8 : t == MOMENTS_BF16 ? 2 : 4;
@@ -215,8 +213,8 @@ static int plan_slot(FsdpSlot *slots, int *n, size_t bytes) {
     return (*n)++;
 }
 
-// Rotating slots first, each as large as the largest unit that uses them, then the units' own
-// slots.
+// Rotating slots first, each as large as the largest unit that uses them,
+// then the units' own slots.
 static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own_for_all,
                        bool gather, int wanted) {
     size_t element = gather ? sizeof(floatX) : sizeof(float), largest = 0;
@@ -307,8 +305,7 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
 }
 
-// ---- start and end
-// ------------------------------------------------------------------------------------------
+// ---- start and end -----------------------------------------------------------------------------
 
 // Recorded at once: the first wait for it finds nothing to wait for.
 static void create_event(Fsdp *f, cudaEvent_t *e) {
@@ -365,8 +362,7 @@ static void fsdp_finish(Fsdp *f) {
     free(f->tensors);
 }
 
-// ---- counters
-// -----------------------------------------------------------------------------------------------
+// ---- counters ----------------------------------------------------------------------------------
 
 // On CPUs a collective has been waited for when its call returns.
 static void count_blocking(Fsdp *f, double began) {
@@ -407,8 +403,7 @@ static FsdpCounters fsdp_take_counters(Fsdp *f) {
     return c;
 }
 
-// ---- gather, wait, release
-// ----------------------------------------------------------------------------------
+// ---- gather, wait, release ---------------------------------------------------------------------
 
 #define NEVER (1 << 30)
 
@@ -482,8 +477,8 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     s->state = SLOT_READY;
 }
 
-// Gathers ahead: the next c.prefetch units that rotate, and those with slots of their own in
-// between.
+// Gathers ahead: the next c.prefetch units that rotate, and those with slots
+// of their own in between.
 static void prefetch(Fsdp *f) {
     if (f->alias_params) return;
     int ahead = f->again ? f->nvisits : f->nvisits - f->cursor;
@@ -506,8 +501,8 @@ static void fsdp_schedule(Fsdp *f, const int *visits, int nvisits, bool again) {
     prefetch(f);
 }
 
-// The whole unit (elements, floatX), for the compute stream. Units are waited for in the order of
-// the schedule.
+// The whole unit (elements, floatX), for the compute stream. Units are waited for in the
+// order of the schedule.
 static floatX *fsdp_wait(Fsdp *f, int u) {
     FsdpUnit *unit = &f->units[u];
     if (f->cursor >= f->nvisits || f->visits[f->cursor] != u)
@@ -548,11 +543,9 @@ static void fsdp_release(Fsdp *f, int u) {
     cudaCheck(cudaEventRecord(s->freed, f->compute));
 }
 
-// ---- gradients
-// ------------------------------------------------------------------------------------------------
+// ---- gradients ---------------------------------------------------------------------------------
 
-// ---- the gradient shard: fp32, or bf16 seen through g_view (reduce stream)
-// -------------------------------------
+// ---- the gradient shard: fp32, or bf16 seen through g_view (reduce stream) ---------------------
 
 // A unit's slice of the gradient as fp32.
 static float *grads_open(Fsdp *f, const FsdpUnit *u) {
@@ -653,8 +646,8 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
         cast_from_bf16(f->exchange, f->bf16_exchange, (size_t)f->c.world * n, f->reduce);
 }
 
-// Every owner of a slice receives every rank's part of it and adds the parts in the order of the
-// ranks.
+// Every owner of a slice receives every rank's part of it and adds the parts in
+// the order of the ranks.
 static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
                            bool accumulate) {
     for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
@@ -701,8 +694,8 @@ static void reduce_replicas(Fsdp *f, const FsdpUnit *unit) {
                           ncclSum, f->replica_comm, f->reduce));
 }
 
-// --accumulate local: adds up whole gradients; the last micro-step's last contribution reduces
-// them.
+// --accumulate local: adds up whole gradients; the last micro-step's last
+// contribution reduces them.
 static void add_whole(Fsdp *f, int u, const float *whole, bool last) {
     FsdpUnit *unit = &f->units[u];
     float *sum = f->whole_grads + unit->whole_at;
@@ -740,8 +733,7 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
     timeline_end(f->timeline, f->reduce);
 }
 
-// ---- update
-// ---------------------------------------------------------------------------------------------------
+// ---- update ------------------------------------------------------------------------------------
 
 static int log2_ceil(uint64_t n) {
     int bits = 0;
@@ -806,8 +798,8 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
     cudaCheck(cudaEventRecord(u->updated, f->reduce));
 }
 
-// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers wait for their
-// unit only.
+// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers
+// wait for their unit only.
 static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     timeline_begin(f->timeline, f->reduce, "norm", "gradient");
     for (int i = 0; i < f->nunits; i++) {

@@ -1,6 +1,6 @@
-// gpt.cu: GPT-2/GPT-3 (Radford et al. 2019, Brown et al. 2020): forward, backward and update, with
-// the borrowing of sharded units inline. Pre-LayerNorm blocks, causal attention, tanh-GELU MLP,
-// tied head.
+// gpt.cu: GPT-2/GPT-3 (Radford et al. 2019, Brown et al. 2020): forward, backward and update,
+// with the borrowing of sharded units inline. Pre-LayerNorm blocks, causal attention,
+// tanh-GELU MLP, tied head.
 //
 // Shapes: B sequences of T tokens, C channels, NH heads, V vocabulary. Activations and gathered
 // parameters are floatX, gradients of parameters fp32. Compiled once per floatX; see gpt.h.
@@ -31,11 +31,11 @@ struct Gpt {
 
     int embedding, norm;  // units
     int *block_units;     // (L, SEGMENTS)
-    size_t (
-        *offsets)[TENSORS];  // (L): of a tensor in its unit; row 0 also holds wte, wpe, lnfw, lnfb
+    // (L): of a tensor in its unit; row 0 also holds wte, wpe, lnfw, lnfb
+    size_t (*offsets)[TENSORS];
     int *train_visits, *eval_visits, ntrain, neval;
 
-    int kept;  // blocks whose activations exist at a time: L, or the K of --recompute every:K
+    int kept;                           // blocks with activations at a time: L, or K of every:K
     BlockActs *acts;                    // (L): several blocks may point to the same buffers
     floatX *residual_last, *lnf;        // (B,T,C)
     float *lnf_mean, *lnf_rstd;         // (B,T)
@@ -62,8 +62,7 @@ static int head_width(const ModelConfig *m) {
     return (m->V + 63) / 64 * 64;
 }
 
-// ---- layout: units, visits, buffers
-// ------------------------------------------------------------------------
+// ---- layout: units, visits, buffers ------------------------------------------------------------
 
 static void add_tensor(Gpt *g, int id, int layer) {
     const FsdpUnit *u = &g->f.units[g->f.nunits - 1];
@@ -219,8 +218,7 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, BUFFER_HOST, &g->host_logits, width * sizeof(floatX), "logits of a sample");
 }
 
-// ---- borrowing
-// -----------------------------------------------------------------------------------------------
+// ---- borrowing ---------------------------------------------------------------------------------
 
 // The end of a unit's use: its parameters go back, its gradient is on its way.
 static void give_back(Gpt *g) {
@@ -268,8 +266,7 @@ static int block_unit(const Gpt *g, int l, int segment) {
     return g->block_units[l * SEGMENTS + segment];
 }
 
-// ---- forward
-// ---------------------------------------------------------------------------------------------------
+// ---- forward -----------------------------------------------------------------------------------
 
 static void attention_half(Gpt *g, int l, bool from_residual) {
     BlockActs *a = &g->acts[l];
@@ -321,11 +318,10 @@ static void forward(Gpt *g) {
                                param(g, LNFB, 0), g->B * g->T, C, s);
 }
 
-// ---- head: logits, loss and their gradient, a chunk of rows at a time
-// -----------------------------------------
+// ---- head: logits, loss and their gradient, a chunk of rows at a time --------------------------
 
-// loss += sum of the losses of all rows. train: also dlnf (into scratch) and the head's gradient of
-// wte.
+// loss += sum of the losses of all rows. train: also dlnf (into scratch) and the
+// head's gradient of wte.
 static void head(Gpt *g, double *loss, bool train) {
     const ModelConfig *m = &g->c.model;
     int rows = g->B * g->T, C = m->C, width = head_width(m);
@@ -355,8 +351,7 @@ static void head(Gpt *g, double *loss, bool train) {
     if (train) fsdp_reduce(&g->f, g->embedding, 0);
 }
 
-// ---- backward: the mirror image; dresidual is the gradient of the residual stream
-// --------------------------------
+// ---- backward: the mirror image; dresidual is the gradient of the residual stream --------------
 
 static void mlp_half_backward(Gpt *g, int l) {
     BlockActs *a = &g->acts[l];
@@ -440,8 +435,7 @@ static void backward(Gpt *g) {
     encoder_backward_and_reduce(g);
 }
 
-// ---- steps
-// -------------------------------------------------------------------------------------------------------
+// ---- steps -------------------------------------------------------------------------------------
 
 static int *gpt_inputs(Gpt *g, int micro_step) {
     return g->host_tokens + (size_t)micro_step * 2 * (size_t)g->c.B * (size_t)g->c.T;
@@ -555,13 +549,12 @@ static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
 }
 
-// ---- parameters in and out: every rank its own pieces
-// -----------------------------------------------------------
+// ---- parameters in and out: every rank its own pieces ------------------------------------------
 
 #define CHUNK ((size_t)1 << 20)  // elements on their way between host and device
 
-// Calls f for each chunk of each own piece; at: in the rank's flat arrays, within: in (tensor id,
-// layer).
+// Calls f for each chunk of each own piece; at: in the rank's flat arrays,
+// within: in (tensor id, layer).
 typedef void (*ChunkFunction)(Gpt *g, void *context, float *host, size_t at, size_t n, int id,
                               int layer, size_t within);
 
@@ -678,8 +671,7 @@ static void gpt_save(Gpt *g, GptArray what, const char *path, bool as_bf16) {
     if (first) model_file_publish(path);
 }
 
-// ---- life
-// ----------------------------------------------------------------------------------------------------------
+// ---- life --------------------------------------------------------------------------------------
 
 static Gpt *gpt_create(const GptConfig *config) {
     Gpt *g = (Gpt *)calloc(1, sizeof *g);

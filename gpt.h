@@ -40,8 +40,8 @@ typedef struct {
     // compiled for the plainest processor: the same weights at every SIMD level.
     void (*init)(Gpt *g, GptFill fill, uint64_t seed);
     void (*load)(Gpt *g, const char *path);
-    // Writes one of the four arrays as a model file; returns when all ranks have written their
-    // part.
+    // Writes one of the four arrays as a model file; returns when all ranks
+    // have written their part.
     void (*save)(Gpt *g, GptArray what, const char *path, bool as_bf16);
 
     // Host memory for micro-step i: B*T tokens, then B*T targets (-1: not counted).

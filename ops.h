@@ -4,7 +4,7 @@
 // Contract of all ops
 //   - Row-major, contiguous. floatX is fp32 or bf16 (device.h); sums are taken in fp32 or wider.
 //   - A result depends on its inputs only: not on the number of threads, not on the run. No float
-//   atomics.
+//     atomics.
 //   - Asynchronous on `stream`; nothing is allocated: an op that needs room takes it from the
 //     workspace given to ops_init (owned by the compute stream), so these ops run on the compute
 //     stream only. The shard ops at the end use no workspace and run on any stream.
@@ -29,24 +29,22 @@ static void ops_init(const OpsDims *d, void *workspace, size_t workspace_bytes,
                      cudaStream_t stream);
 static void ops_destroy(void);
 
-// ---- encoder: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:]
-// -------------------------------------------------
+// ---- encoder: out[b,t,:] = wte[tokens[b,t],:] + wpe[t,:] ---------------------------------------
 static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, const floatX *wpe,
                             int B, int T, int C, cudaStream_t stream);
 // dwte[v,:] += sum of dout[i,:] over positions i (ascending) with tokens[i] == v; dwpe[t,:] += sum
-// over b of dout[b,t,:]. The inner sum is complete before its one addition to dwte / dwpe. Other
-// rows are untouched.
+// over b of dout[b,t,:]. The inner sum is complete before its one addition to dwte / dwpe.
+// Other rows are untouched.
 static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B,
                              int T, int C, cudaStream_t stream);
 
-// ---- layernorm, eps 1e-5; mean and rstd (rows) are kept for the backward
-// --------------------------------
+// ---- layernorm, eps 1e-5; mean and rstd (rows) are kept for the backward -----------------------
 static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp,
                               const floatX *weight, const floatX *bias, int rows, int C,
                               cudaStream_t stream);
 // residual = inp1 + inp2; out = layernorm(residual). Statistics are taken from the residual as
-// stored (rounded to floatX), so layernorm_forward(residual) gives the same bits. residual may be
-// inp1.
+// stored (rounded to floatX), so layernorm_forward(residual) gives the same bits.
+// residual may be inp1.
 static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd,
                                        const floatX *inp1, const floatX *inp2, const floatX *weight,
                                        const floatX *bias, int rows, int C, cudaStream_t stream);
@@ -56,18 +54,17 @@ static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, const
                                const float *rstd, int rows, int C, bool accumulate_dinp,
                                cudaStream_t stream);
 
-// ---- matmul: weight is (Cout, Cin), as in torch's Linear
-// ------------------------------------------------ out (rows, Cout) = inp (rows, Cin) @ weight^T +
-// bias. bias may be NULL.
+// ---- matmul: weight is (Cout, Cin), as in torch's Linear ---------------------------------------
+// out (rows, Cout) = inp (rows, Cin) @ weight^T + bias. bias may be NULL.
 static void matmul_forward(floatX *out, const floatX *inp, const floatX *weight, const floatX *bias,
                            int rows, int Cin, int Cout, cudaStream_t stream);
-// pre = inp @ weight^T + bias; out = gelu(pre), from pre as stored. pre may be NULL (inference):
-// then out only.
+// pre = inp @ weight^T + bias; out = gelu(pre), from pre as stored.
+// pre may be NULL (inference): then out only.
 static void matmul_gelu_forward(floatX *out, floatX *pre, const floatX *inp, const floatX *weight,
                                 const floatX *bias, int rows, int Cin, int Cout,
                                 cudaStream_t stream);
-// dinp (rows, Cin) = dout (rows, Cout) @ weight; if pre != NULL (rows, Cin) also multiplied by
-// gelu'(pre).
+// dinp (rows, Cin) = dout (rows, Cout) @ weight; if pre != NULL (rows, Cin) also
+// multiplied by gelu'(pre).
 static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX *weight,
                                   const floatX *pre, int rows, int Cin, int Cout,
                                   cudaStream_t stream);
@@ -76,13 +73,13 @@ static void matmul_backward_weight(float *dweight, float *dbias, const floatX *d
                                    const floatX *inp, int rows, int Cin, int Cout, bool accumulate,
                                    cudaStream_t stream);
 
-// ---- gelu (tanh form), same bits as inside matmul_gelu_forward; used when it is recomputed
-// ----------------
+// ---- gelu (tanh form), same bits as inside matmul_gelu_forward; used when it is recomputed -----
 static void gelu_forward(floatX *out, const floatX *pre, size_t n, cudaStream_t stream);
 
-// ---- causal attention. qkv (B,T,3,NH,HS): Q, K, V of a token side by side; out (B,T,NH,HS), HS =
-// C/NH ----- out = softmax(Q K^T / sqrt(HS), causal) V. lse (B,NH,T): log-sum-exp of the scaled
-// scores, kept for the backward. Never stores T x T.
+// ---- causal attention --------------------------------------------------------------------------
+// qkv (B,T,3,NH,HS): Q, K, V of a token side by side; out (B,T,NH,HS), HS = C/NH.
+// out = softmax(Q K^T / sqrt(HS), causal) V. lse (B,NH,T): log-sum-exp of the scaled scores, kept
+// for the backward. Never stores T x T.
 static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C,
                               int NH, cudaStream_t stream);
 // dqkv (B,T,3,NH,HS): overwritten.
@@ -90,25 +87,24 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,
                                cudaStream_t stream);
 
-// ---- classifier: softmax cross-entropy over V of ld columns
-// --------------------------------------------- losses[i] = -log softmax(logits[i,
-// 0..V))[targets[i]]. If write_dlogits, logits become the gradient of the summed loss in place:
-// softmax - onehot, columns V..ld zero. A target of -1 gives loss 0 and gradient 0.
+// ---- classifier: softmax cross-entropy over V of ld columns ------------------------------------
+// losses[i] = -log softmax(logits[i, 0..V))[targets[i]]. If write_dlogits, logits become the
+// gradient of the summed loss in place: softmax - onehot, columns V..ld zero. A target of -1 gives
+// loss 0 and gradient 0.
 static void classifier(floatX *logits, float *losses, const int *targets, int rows, int V, int ld,
                        bool write_dlogits, cudaStream_t stream);
 // *sum += losses[0] + losses[1] + ... in that order's fixed tree, in double.
 static void sum_losses(double *sum, const float *losses, int rows, cudaStream_t stream);
 
 // ---- shard ops: flat arrays, any stream, any n, pointers aligned to 16 bytes unless n is small
-// -------------
 static void cast_from_float(floatX *dst, const float *src, size_t n, cudaStream_t stream);
 static void cast_to_bf16(bf16 *dst, const float *src, size_t n, cudaStream_t stream);
 static void cast_from_bf16(float *dst, const bf16 *src, size_t n, cudaStream_t stream);
 // shard[i] = or += part[i]
 static void shard_add(float *shard, const float *part, size_t n, bool accumulate,
                       cudaStream_t stream);
-// shard[i] = (((0 or shard[i]) + parts[0][i]) + parts[1][i]) + ... ; part k starts at parts +
-// k*stride.
+// shard[i] = (((0 or shard[i]) + parts[0][i]) + parts[1][i]) + ... ;
+// part k starts at parts + k*stride.
 static void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n,
                               bool accumulate, cudaStream_t stream);
 // *max = max(*max, |x[i]|); NaN and infinity give infinity.
@@ -117,26 +113,26 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
 // behind the third is room for partial sums.
 #define SHARD_SUMS (3 + 3 * 512)
 // absmax == NULL: a plain double sum in a fixed order into sums[0].
-// Else order-free: with M = (*absmax)^2 < 2^e the largest square of all shards together and
-// total_bits = ceil(log2(number of elements of all shards together)), every square is split at the
-// granularities 2^(e + total_bits - 52 + 1), then the next 52 - total_bits - 1 bits, and so on
-// (Demmel & Nguyen 2013, "Fast reproducible floating-point summation"), so that each of the three
-// sums is exact and the total is the same bits however the elements are cut into shards. The third
-// level is left out where the first two have 44 bits. A zero or non-finite *absmax goes to sums[0]
-// as it is.
+// Else order-free: with M = (*absmax)^2 < 2^e the largest square of all shards together
+// and total_bits = ceil(log2(number of elements of all shards together)), every square is split
+// at the granularities 2^(e + total_bits - 52 + 1), then the next 52 - total_bits - 1 bits,
+// and so on (Demmel & Nguyen 2013, "Fast reproducible floating-point summation"), so that each of
+// the three sums is exact and the total is the same bits however the elements are cut into shards.
+// The third level is left out where the first two have 44 bits. A zero or non-finite *absmax
+// goes to sums[0] as it is.
 #define SQUARES_TWO_LEVELS 22  // bits of a level from which two are enough
 static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
                               const float *absmax, int total_bits, cudaStream_t stream);
 
-// ---- AdamW on a piece of a shard (Loshchilov & Hutter 2019), decoupled decay, eps outside the
-// root ---------
+// ---- AdamW on a piece of a shard ---------------------------------------------------------------
+// Loshchilov & Hutter 2019: decoupled decay, eps outside the root.
 typedef struct {
     float lr, beta1, beta2, eps, weight_decay;  // weight_decay is 0 for tensors that do not decay
     int step;                                   // t of the bias correction, from 1
     MomentType moments;                         // bf16 moments are rounded stochastically
     double grad_scale;                          // 1 / tokens of the step
     float grad_clip;                            // of the global norm; 0: no clipping
-    uint64_t seed;  // stochastic rounding is keyed by (seed, step, global element)
+    uint64_t seed;                              // keys stochastic rounding, with step and element
 } AdamWConfig;
 // p, g: fp32 (n); m, v: n elements of c->moments. first: global index of element 0. sums: the three
 // device sums of shard_sum_squares over all shards; norm = sqrt(total) * grad_scale, clip

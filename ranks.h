@@ -36,8 +36,7 @@ typedef struct {
     RanksShared *shared;          // forked ranks only
 } Ranks;
 
-// ---- start
-// -----------------------------------------------------------------------------------------------
+// ---- start -------------------------------------------------------------------------------------
 
 static bool ranks_under_mpirun(void) {
     return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK") || getenv("PMIX_RANK");
@@ -66,8 +65,7 @@ static void ranks_start_mpi(Ranks *r) {
 }
 #endif
 
-// ---- forked ranks: the parent's part
-// ---------------------------------------------------------------------
+// ---- forked ranks: the parent's part -----------------------------------------------------------
 
 static pid_t *ranks_children;
 static int ranks_nchildren;
@@ -180,8 +178,7 @@ static void ranks_finish(void) {
 #endif
 }
 
-// ---- words between hosts; every rank has to call
-// -------------------------------------------------------------
+// ---- words between hosts; every rank has to call -----------------------------------------------
 
 static inline void ranks_pause(void) {
 #ifdef EMULATOR

@@ -1,6 +1,6 @@
-// train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
-// loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
-// kernels.
+// train_gpt.cu: the program: options to a plan, the plan to a model on every rank,
+// the training loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither
+// layers nor devices' kernels.
 #include "dataloader.h"
 #include "gpt.h"
 #include "lib/clock.h"
@@ -38,14 +38,13 @@ typedef struct {
     double ms_mean;  // of the steps so far, for the ETA
 } Run;
 
-// A result that cannot be printed ends the run: a full disk behind stdout must not pass for
-// success.
+// A result that cannot be printed ends the run: a full disk behind stdout
+// must not pass for success.
 static void flush_stdout(void) {
     if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write to stdout: %s", strerror(errno));
 }
 
-// ---- the copies of the model
-// ---------------------------------------------------------------------------
+// ---- the copies of the model -------------------------------------------------------------------
 
 #ifdef DEVICE_CPU
 extern const GptCode gpt_fp32_generic, gpt_fp32_avx2, gpt_fp32_avx512;
@@ -79,8 +78,7 @@ static const GptCode *choose_code(bool bf16) {
 }
 #endif
 
-// ---- options to a plan: everything is checked before anything is allocated
-// ---------------------------------
+// ---- options to a plan: everything is checked before anything is allocated ---------------------
 
 static void plan_model(Run *r) {
     const Options *o = &r->o;
@@ -175,8 +173,8 @@ static void plan_sharding(Run *r) {
     if (o->accumulate == ACCUMULATE_LOCAL && f->ordered)
         die_all("--accumulate local adds in another order than --reduce ordered promises; use "
                 "--reduce fast");
-    // ZeRO-1 keeps whole gradients; in the order of the micro-batches they have to be reduced one
-    // by one.
+    // ZeRO-1 keeps whole gradients; in the order of the micro-batches they have to
+    // be reduced one by one.
     f->local = o->accumulate == ACCUMULATE_LOCAL || (o->shard == SHARD_STATES && !f->ordered);
     r->code = choose_code(d.gather == DTYPE_BF16);
 }
@@ -214,8 +212,7 @@ static void plan_data(Run *r) {
                 c->model.V);
 }
 
-// ---- the start-up table
-// ----------------------------------------------------------------------------------------
+// ---- the start-up table ------------------------------------------------------------------------
 
 static double mib(size_t bytes) {
     return (double)bytes / 1048576.0;
@@ -274,8 +271,7 @@ static void print_plan(const Run *r) {
     flush_stdout();
 }
 
-// ---- start
-// ------------------------------------------------------------------------------------------------------
+// ---- start -------------------------------------------------------------------------------------
 
 #ifdef DEVICE_CPU
 // OMP_PROC_BIND binds to the same cores in every process, from the first on: forked ranks would
@@ -383,8 +379,7 @@ static void start(Run *r, int argc, char **argv) {
     start_model(r);
 }
 
-// ---- validation and samples: every rank takes part
-// ---------------------------------------------------------------
+// ---- validation and samples: every rank takes part ---------------------------------------------
 
 // Mean loss over the first val-batches micro-batches, the same for any number of ranks.
 static double validate(Run *r) {
@@ -473,8 +468,7 @@ static void report_sample(Run *r, long step) {
     free(logits);
 }
 
-// ---- the training loop
-// ---------------------------------------------------------------------------------------------
+// ---- the training loop -------------------------------------------------------------------------
 
 // Global index of this rank's micro-batch: step, then micro-step, then rank.
 static uint64_t batch_index(const Run *r, long step, int micro_step) {

@@ -1,8 +1,8 @@
 // cpu/adamw.h: AdamW (Loshchilov & Hutter 2019, algorithm 2) on a piece of a shard:
 //   m = beta1 m + (1 - beta1) g,  v = beta2 v + (1 - beta2) g^2,
 //   p -= lr (m / (1 - beta1^t) / (sqrt(v / (1 - beta2^t)) + eps) + weight_decay p)
-// with g scaled by grad_scale and the clip coefficient. The arithmetic is fp32, or fp64 where
-// moments are.
+// with g scaled by grad_scale and the clip coefficient. The arithmetic is fp32,
+// or fp64 where moments are.
 #pragma once
 
 #include "workspace.h"

@@ -24,8 +24,8 @@ typedef struct {
     float *s, *dp;             // (QUERIES, KEYS) scores; dP
     floatX *p, *ds;            // (QUERIES, KEYS) P; dS; in fp32 the same memory as s and dp
     floatX *turned;            // (KEYS, QUERIES) P or dS transposed
-    float *o;          // (QUERIES, HS) in blocks of QUERIES rows: output or dQ, before rounding
-    float *max, *sum;  // (QUERIES) of the row so far; sum is D in the backward
+    float *o;                  // (QUERIES, HS) in blocks: output or dQ, before rounding
+    float *max, *sum;          // (QUERIES) of the row so far; sum is D in the backward
 } HeadRoom;
 
 static inline int head_blocks(int HS) {
@@ -228,8 +228,8 @@ static inline float dot(const floatX *a, const floatX *b, int n) {
     return sum;
 }
 
-// Query rows i0 .. i0+m: their dQ (to dq, rows ld apart) and their share of dK and dV. `first`: dK
-// and dV are set.
+// Query rows i0 .. i0+m: their dQ (to dq, rows ld apart) and their share of dK and dV.
+// `first`: dK and dV are set.
 static void attention_backward_block(HeadRoom *h, floatX *dq, size_t ld, const floatX *out,
                                      const float *lse, int i0, int m, int NH, bool first) {
     const float scale = 1.0f / sqrtf((float)h->HS);

@@ -1,5 +1,5 @@
-// cpu/gelu.h: the activation alone, over a flat array, for when it is recomputed in the backward
-// pass.
+// cpu/gelu.h: the activation alone, over a flat array, for when it is
+// recomputed in the backward pass.
 #pragma once
 
 #include "simd.h"

@@ -41,8 +41,8 @@ static inline int whole_blocks(int n) {
     return (int)round_up((size_t)n, BLOCK);
 }
 
-// Bytes of a packed B (k, n); also how far column n is from column 0, if it is the first of a
-// block.
+// Bytes of a packed B (k, n); also how far column n is from column 0, if it
+// is the first of a block.
 static inline size_t packed_bytes(int k, int n) {
     return packed_rows(k) * (size_t)whole_blocks(n) * packed_element();
 }
@@ -56,8 +56,8 @@ typedef struct {
 enum { GEMM_ROOM = 2 << 20 };
 
 // To be called by every thread at the start of a parallel region that makes products: keeps a
-// library from starting threads of its own when the region has one thread only. Ends with the
-// region.
+// library from starting threads of its own when the region has one thread only.
+// Ends with the region.
 static inline void gemm_one_thread(void) {
     omp_set_num_threads(1);
 }

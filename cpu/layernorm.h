@@ -1,6 +1,6 @@
 // cpu/layernorm.h: layer normalisation over the C channels of a row (Ba, Kiros & Hinton 2016).
-//   out = (x - mean) * rstd * weight + bias, rstd = 1 / sqrt(var + 1e-5), var without Bessel's
-//   correction
+//   out = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(var + 1e-5),
+// var without Bessel's correction.
 #pragma once
 
 #include "workspace.h"

@@ -1,11 +1,11 @@
 // cpu/nccl.cpp: collectives between processes, see nccl.h.
 //
 // A collective is a sequence of rounds. In a round each rank copies a piece of its data into its
-// staging area, announces the round, waits for the others' announcements and reads their areas: two
-// memory copies in all. Areas are used alternately: a rank announces round n only after it has read
-// everything of round n-1, so an area may be written again two rounds later without a further
-// barrier. The head of an area carries the call's signature, which every reader compares with its
-// own.
+// staging area, announces the round, waits for the others' announcements and reads their areas:
+// two memory copies in all. Areas are used alternately: a rank announces round n only after it
+// has read everything of round n-1, so an area may be written again two rounds later without
+// a further barrier. The head of an area carries the call's signature, which every reader
+// compares with its own.
 #include "nccl.h"
 
 #include "../lib/die.h"
@@ -62,8 +62,7 @@ struct ncclComm {
 #endif
 };
 
-// ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry
-// ---------------
+// ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry ----
 
 struct FileAddress {
     int64_t pid, fd;
@@ -94,8 +93,7 @@ static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
     c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 20000 : 50;
 }
 
-// ---- one round
-// ------------------------------------------------------------------------------------------
+// ---- one round ---------------------------------------------------------------------------------
 
 static Area *own_area(const ncclComm *c, uint64_t round) {
     return &c->shared->lanes[c->lane[c->rank]].areas[round & 1];
@@ -186,8 +184,7 @@ static const char *round_read(ncclComm *c, int j) {
     return area->data;
 }
 
-// ---- communicators
-// ---------------------------------------------------------------------------------------
+// ---- communicators -----------------------------------------------------------------------------
 
 static Signature sign(const char *tag, size_t count, int type, int op) {
     Signature s = {};
@@ -223,9 +220,9 @@ static bool mpi_running(void) {
     return on;
 }
 
-// Builds c from an MPI communicator over the same ranks: who shares this node, and the node's
-// memory. FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one machine can
-// test several.
+// Builds c from an MPI communicator over the same ranks: who shares this node, and the
+// node's memory. FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one
+// machine can test several.
 static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
     c->mpi = mpi;
     MPI_Comm node;
@@ -354,8 +351,7 @@ const char *ncclGetErrorString(ncclResult_t result) {
                                        : "invalid argument or a form that the CPU device lacks";
 }
 
-// ---- copies and sums
-// -------------------------------------------------------------------------------------
+// ---- copies and sums ---------------------------------------------------------------------------
 
 static size_t type_bytes(ncclDataType_t type) {
     switch (type) {
@@ -449,8 +445,7 @@ static void combine(void *dst, const std::vector<const char *> &parts, size_t n,
     }
 }
 
-// ---- collectives
-// -----------------------------------------------------------------------------------------
+// ---- collectives -------------------------------------------------------------------------------
 
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type,
                            ncclComm_t c, cudaStream_t) {
@@ -515,8 +510,7 @@ ncclResult_t ncclAllReduce(const void *send, void *recv, size_t count, ncclDataT
     return ncclSuccess;
 }
 
-// ---- grouped Send and Recv: an all-to-all
-// -----------------------------------------------------------------
+// ---- grouped Send and Recv: an all-to-all ------------------------------------------------------
 
 static struct {
     int depth;

@@ -1,9 +1,9 @@
 // cpu/nccl.h: the NCCL calls the program uses, between processes on CPUs.
 //
-// Ranks of a node exchange through shared memory, ranks of different nodes through MPI. Every
-// collective blocks until it is done; sums are taken in the order of the ranks, in fp32 for bf16
-// data. A call in which the ranks disagree (operation, count, type) is named on stderr and ends the
-// job.
+// Ranks of a node exchange through shared memory, ranks of different nodes through MPI.
+// Every collective blocks until it is done; sums are taken in the order of the ranks,
+// in fp32 for bf16 data.
+// A call in which the ranks disagree (operation, count, type) is named on stderr and ends the job.
 #pragma once
 
 #include "runtime.h"

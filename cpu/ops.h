@@ -1,6 +1,6 @@
-// cpu/ops.h: the ops of ../ops.h as C loops with OpenMP, and matrix products by a library. Written
-// to be compiled several times with different instruction sets into one program: everything is
-// static.
+// cpu/ops.h: the ops of ../ops.h as C loops with OpenMP, and matrix products by a library.
+// Written to be compiled several times with different instruction sets into
+// one program: everything is static.
 #pragma once
 
 #pragma GCC diagnostic ignored "-Wunused-function"  // a program need not use every op

@@ -1,8 +1,8 @@
 // cpu/runtime.h: the CUDA runtime calls the program uses, for a machine without a GPU.
 //
-// Streams are eager: a call has finished when it returns, in the order the program issues it, so
-// events and waits only carry time stamps. "Device" memory is one arena of huge pages, handed out
-// in order.
+// Streams are eager: a call has finished when it returns, in the order the program
+// issues it, so events and waits only carry time stamps. "Device" memory is one arena of
+// huge pages, handed out in order.
 #pragma once
 
 #include "bf16.h"
@@ -35,8 +35,8 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 
-// Zeroed, aligned to 64 bytes (2 MiB where it is that large). cudaFree gives the pages back, not
-// the addresses.
+// Zeroed, aligned to 64 bytes (2 MiB where it is that large). cudaFree gives the pages
+// back, not the addresses.
 cudaError_t cudaMalloc(void **ptr, size_t bytes);
 cudaError_t cudaFree(void *ptr);
 cudaError_t cudaMallocHost(void **ptr, size_t bytes);

@@ -23,7 +23,7 @@ static double now(void) {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- peak: independent multiply-adds in registers. Each function returns the flops it made ----
+// ---- peak: independent multiply-adds in registers. Each function returns the flops it made -----
 
 static long peak_loops = 100000;  // about a millisecond
 
@@ -197,7 +197,7 @@ static void print_peak(const Peak *p) {
     printf("memory_gbs %.1f\nmemory_copy_gbs %.1f\n", p->memory, p->memory_copy);
 }
 
-// ---- ops ----
+// ---- ops ---------------------------------------------------------------------------------------
 
 static Peak peak;
 static const char *only_op = "";

@@ -1,9 +1,9 @@
-// blas.cpp: cublasLtMatmul on the CPU, for what the program asks of it: fp32 and bf16 matrices in
-// column-major order, fp32 compute, transposes, strided batches, bias, GELU and their gradients in
-// the epilogue. Anything else is an error with a line that names it, never a guess.
+// blas.cpp: cublasLtMatmul on the CPU, for what the program asks of it: fp32 and bf16 matrices
+// in column-major order, fp32 compute, transposes, strided batches, bias, GELU and their
+// gradients in the epilogue. Anything else is an error with a line that names it, never a guess.
 //
-//   D = epilogue(alpha * op(A) op(B) + beta * C), op(A) m x k, op(B) k x n; sums in fp32 in
-//   ascending k by blocks.
+//   D = epilogue(alpha * op(A) op(B) + beta * C),  op(A) m x k, op(B) k x n,
+// with sums in fp32, in ascending k by blocks.
 #include "core.h"
 
 #include <cstdio>
@@ -96,7 +96,7 @@ size_t type_bytes(int type) {
     return type == CUDA_R_32F ? 4 : 2;
 }
 
-// ---- numbers ------------------------------------------------------------------------------------
+// ---- numbers -----------------------------------------------------------------------------------
 float load(const void *p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float *)p)[i]
                               : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
@@ -117,8 +117,8 @@ float gelu_slope(float x) {
            0.5f * x * (1.0f - t * t) * GELU_SCALE * (1.0f + 3.0f * 0.044715f * x * x);
 }
 
-// A tile of C is MR x NR: MR rows as vectors, NR columns. Operands are packed in panels of that
-// width, zero filled.
+// A tile of C is MR x NR: MR rows as vectors, NR columns. Operands are packed in panels of
+// that width, zero filled.
 constexpr int VECTOR = 8, MR = 16, NR = 6, KB = 256;
 typedef float Vector __attribute__((vector_size(4 * VECTOR)));
 
@@ -180,7 +180,7 @@ void multiply(const Matmul &g, const char *A, const char *B, std::vector<float> 
     }
 }
 
-// ---- epilogue -----------------------------------------------------------------------------------
+// ---- epilogue ----------------------------------------------------------------------------------
 void finish(const Matmul &g, const char *C, char *D, const std::vector<float> &sum, size_t ld) {
     uint32_t e = g.d.epilogue;
     int bias_type = g.d.bias_type < 0 ? g.o.type : g.d.bias_type,
@@ -265,7 +265,7 @@ void run(const Matmul &g) {
     check_red_zones(g.name.c_str());
 }
 
-// ---- checks at the call -------------------------------------------------------------------------
+// ---- checks at the call ------------------------------------------------------------------------
 cublasStatus_t check(const Descriptor &d, const Layout &a, const Layout &b, const Layout &c,
                      const Layout &o) {
     if (!known_epilogue(d.epilogue)) return unsupported("epilogue", d.epilogue);
@@ -459,8 +459,8 @@ cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t p
     }
 }
 
-// One result. It claims the whole workspace it was offered, so that the program must pass one as
-// large.
+// One result. It claims the whole workspace it was offered, so that the program
+// must pass one as large.
 cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDesc_t d,
                                               cublasLtMatrixLayout_t a, cublasLtMatrixLayout_t b,
                                               cublasLtMatrixLayout_t c, cublasLtMatrixLayout_t o,

@@ -11,7 +11,7 @@
 
 namespace emu {
 
-// ---- settings, from the environment at first use (report.cpp) -----------------------------------
+// ---- settings, from the environment at first use (report.cpp) ----------------------------------
 enum Schedule { EAGER, RANDOM, LAZY, PRIORITY };  // EMU_SCHEDULE: order of stream operations
 enum Order { ASCENDING, DESCENDING, RANDOM_LANE, STICKY };  // EMU_ORDER: order of device threads
 struct Settings {
@@ -33,7 +33,7 @@ struct Random {
     uint32_t next();
 };
 
-// ---- reports (report.cpp) -----------------------------------------------------------------------
+// ---- reports (report.cpp) ----------------------------------------------------------------------
 extern int rank;  // of this process: the launcher's, then the first communicator's; -1: not known
 constexpr int EXIT_REPORT = 66;
 
@@ -46,11 +46,11 @@ void end_if_reported();
 std::string text(const char *format, ...) __attribute__((format(printf, 1, 2)));
 std::string in_thread();  // " [block (x,y,z) thread (x,y,z)]"
 
-// Error codes on demand: EMU_FAIL=function:n[:code],... makes the n-th call fail; "rank@function:n"
-// on one rank.
+// Error codes on demand: EMU_FAIL=function:n[:code],... makes the n-th call fail;
+// "rank@function:n" on one rank.
 int injected_failure(const char *function, int default_code);
 
-// ---- the executable's symbols (symbols.cpp) -----------------------------------------------------
+// ---- the executable's symbols (symbols.cpp) ----------------------------------------------------
 std::string source_line(const void *pc);  // "file:line", or the address if unknown
 // Static __shared__ variables are function-local statics.
 struct StaticVariable {
@@ -62,7 +62,7 @@ bool is_program(const void *pc);                   // anywhere in the executable
 bool is_constant(const void *p);                   // in its read-only part
 size_t static_shared_bytes(const void *function);  // declared in this kernel itself
 
-// ---- fibers (fibers.cpp) ------------------------------------------------------------------------
+// ---- fibers (fibers.cpp) -----------------------------------------------------------------------
 void run_grid(Kernel &kernel);
 extern Kernel *running;                 // the kernel being run, or NULL
 extern thread_local bool runs_kernels;  // the one thread of the process that does
@@ -70,7 +70,7 @@ extern const void *last_access_pc;      // set by the race detector
 bool on_own_stack(const void *p);
 bool copy_in_flight(const void *p, size_t bytes);  // cp.async of this thread to p, not waited for
 
-// ---- device and pinned memory (memory.cpp) ------------------------------------------------------
+// ---- device and pinned memory (memory.cpp) -----------------------------------------------------
 struct Allocation {
     char *begin;
     size_t bytes;
@@ -79,15 +79,15 @@ struct Allocation {
 bool is_device(const void *p);  // anywhere in the device's address range
 bool is_pinned(const void *p);
 const Allocation *find_allocation(const void *p);  // live and containing p, device or pinned
-// Checks that [p, p + bytes) lies within one live device allocation, and reports the access to the
-// race detector.
+// Checks that [p, p + bytes) lies within one live device allocation, and reports the
+// access to the race detector.
 void device_range(const char *what, const void *p, size_t bytes, bool write);
 void check_red_zones(const char *after);
 void check_launch(const Kernel &kernel, cudaError_t *error);
 cudaError_t set_error(cudaError_t error);  // for cudaGetLastError
 void end_if_launch_failed();               // a launch error that nobody has asked for
 
-// ---- streams (streams.cpp) ----------------------------------------------------------------------
+// ---- streams (streams.cpp) ---------------------------------------------------------------------
 typedef std::vector<uint32_t> VectorClock;  // [0] host, [i] stream i
 void join(VectorClock &a, const VectorClock &b);
 
@@ -116,10 +116,10 @@ void wait_for_all();
 void reseed(unsigned salt);
 void idle_wait(double &since, const std::function<std::string()> &state);
 
-// ---- collectives (nccl.cpp) ---------------------------------------------------------------------
+// ---- collectives (nccl.cpp) --------------------------------------------------------------------
 std::string describe_communicators();
 
-// ---- race detector (race.cpp, only in the race build; NULL elsewhere) ---------------------------
+// ---- race detector (race.cpp, only in the race build; NULL elsewhere) --------------------------
 struct Record {  // an operation that has started
     std::string name;
     int stream;      // 0: host

@@ -1,9 +1,9 @@
 // emu.h: the CUDA device language as plain C++, for kernels that run on the CPU.
 //
-// Force-included before every converted source (g++ -include emulator/emu.h); production code never
-// names it. NVIDIA's own headers stay in use: here are only the things that need nvcc. Device
-// functions run on fibers (fibers.cpp), one block at a time. README.md says what is modelled and
-// what is not.
+// Force-included before every converted source (g++ -include emulator/emu.h); production code
+// never names it. NVIDIA's own headers stay in use: here are only the things that need nvcc.
+// Device functions run on fibers (fibers.cpp), one block at a time. README.md says what is
+// modelled and what is not.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -57,7 +57,7 @@ extern Context ctx;
 
 [[noreturn]] void device_error(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
-// ---- barriers and warp operations ---------------------------------------------------------------
+// ---- barriers and warp operations --------------------------------------------------------------
 enum BarrierVote { VOTE_OR, VOTE_AND, VOTE_COUNT };
 void barrier(Site site);
 int barrier_vote(int predicate, BarrierVote vote, Site site);
@@ -101,10 +101,9 @@ template <class T> T warp_reduce(const WarpOp &op, unsigned mask, T value, Site 
     return value;
 }
 
-// ---- memory -------------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------------- The
-// race build reports accesses through the compiler's callbacks; these are for accesses it cannot
-// see.
+// ---- memory ------------------------------------------------------------------------------------
+// The race build reports accesses through the compiler's callbacks; these are for
+// accesses it cannot see.
 void note_access(const void *p, size_t bytes, bool write);
 void note_atomic(const void *p, size_t bytes);
 void note_fence(void);
@@ -125,8 +124,8 @@ template <class T, class F> EMU_UNCHECKED T read_modify_write(T *p, F f) {
     return old;
 }
 
-// ---- launches: kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel, ---------
-// ...)(args) ----------
+// ---- launches ----------------------------------------------------------------------------------
+// kernel<<<grid, block, shared, stream>>>(args) becomes EMU_LAUNCH(kernel, ...)(args).
 struct LaunchConfig {
     dim3 grid, block;
     size_t dynamic_bytes;
@@ -200,7 +199,7 @@ Launcher<Call, Address> launcher(LaunchConfig config, Call call, Address address
 
 }  // namespace emu
 
-// ---- built-in variables and functions -----------------------------------------------------------
+// ---- built-in variables and functions ----------------------------------------------------------
 #define threadIdx (emu::ctx.thread)
 #define blockIdx (emu::ctx.block)
 #define blockDim (emu::ctx.block_dim)
@@ -272,7 +271,7 @@ inline void __threadfence() {
 inline void __threadfence_block() {}
 #define __trap() emu::device_error("__trap at %s:%d", __FILE__, __LINE__)
 
-// ---- loads and stores with a cache hint ---------------------------------------------------------
+// ---- loads and stores with a cache hint --------------------------------------------------------
 #define EMU_LOAD(name)                                                                             \
     template <class T> inline T name(const T *p) {                                                 \
         return *p;                                                                                 \
@@ -292,7 +291,7 @@ EMU_STORE(__stcg)
 EMU_STORE(__stcs)
 EMU_STORE(__stwt)
 
-// ---- atomics ------------------------------------------------------------------------------------
+// ---- atomics -----------------------------------------------------------------------------------
 #define EMU_ATOMIC(name, T, expression)                                                            \
     inline T name(T *p, T v) {                                                                     \
         return emu::read_modify_write(p, [v](T old) -> T { return expression; });                  \
@@ -322,9 +321,8 @@ EMU_ATOMIC_CAS(int)
 EMU_ATOMIC_CAS(unsigned)
 EMU_ATOMIC_CAS(unsigned long long)
 
-// ---- arithmetic ---------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------------ Fast
-// forms are evaluated exactly; nothing is contracted to fma unless written so.
+// ---- arithmetic --------------------------------------------------------------------------------
+// Fast forms are evaluated exactly; nothing is contracted to fma unless written so.
 template <class To, class From> inline To emu_bits(From from) {
     static_assert(sizeof(To) == sizeof(From));
     To to;
@@ -446,7 +444,7 @@ template <class A, class B> inline std::common_type_t<A, B> max(A a, B b) {
     return b > a ? b : a;
 }
 
-// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only ------------
+// ---- runtime calls that take a kernel: nvcc's headers offer these forms to nvcc only -----------
 template <class... P>
 inline cudaError_t cudaFuncSetAttribute(void (*kernel)(P...), cudaFuncAttribute a, int value) {
     return cudaFuncSetAttribute((const void *)kernel, a, value);

@@ -1,10 +1,10 @@
 // fibers.cpp: runs the threads of a block as fibers on one operating-system thread: barriers, warp
 // collectives, cp.async, deadlock and divergence reports, the watchdog.
 //
-// A "worker" fiber runs thread after thread; only a thread that blocks keeps its stack, and the
-// next unstarted thread then gets a fresh fiber. A kernel without barriers is so a plain loop on
-// one stack. The order of threads is a setting: each order finds missing barriers that the others
-// miss.
+// A "worker" fiber runs thread after thread; only a thread that blocks keeps its stack,
+// and the next unstarted thread then gets a fresh fiber. A kernel without barriers is so a
+// plain loop on one stack.
+// The order of threads is a setting: each order finds missing barriers that the others miss.
 #include "core.h"
 
 #include <csignal>
@@ -89,10 +89,10 @@ static struct Block {
 } block;
 static Random random_order;
 
-// ---- switching ----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------------ Saves
-// rbp, the resume address and the stack pointer; the clobber list makes the compiler save the rest.
-// The jump at the end (no ret) keeps the processor's return stack balanced. Needs -mno-red-zone.
+// ---- switching ---------------------------------------------------------------------------------
+// Saves rbp, the resume address and the stack pointer; the clobber list makes the compiler save
+// the rest. The jump at the end (no ret) keeps the processor's return stack balanced.
+// Needs -mno-red-zone.
 static inline __attribute__((always_inline)) void switch_stacks(void **save, void *load) {
     asm volatile("leaq 1f(%%rip), %%rax\n\t"
                  "pushq %%rbp\n\t"
@@ -165,9 +165,9 @@ bool on_own_stack(const void *p) {
     return a >= block.current->stack && a < block.current->stack + block.current->bytes;
 }
 
-// ---- which thread next --------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------- Sticky runs
-// on in one direction and now and then jumps to a random lane and chooses a direction anew.
+// ---- which thread next -------------------------------------------------------------------------
+// Sticky runs on in one direction and now and then jumps to a random lane and
+// chooses a direction anew.
 static int pick_up(uint32_t set, int after) {
     uint32_t higher = after >= 31 ? 0 : set & (~0u << (after + 1));
     return __builtin_ctz(higher ? higher : set);
@@ -227,8 +227,8 @@ static void report_deadlock() {
     device_error("deadlock, no thread can run%s", waits.c_str());
 }
 
-// Runs another thread. finished: the current thread has ended and its fiber is free for the next
-// one.
+// Runs another thread. finished: the current thread has ended and its fiber is
+// free for the next one.
 static void schedule(bool finished) {
     Fiber *me = block.current;
     if (!block.ready) {
@@ -258,7 +258,7 @@ static void schedule(bool finished) {
     }
 }
 
-// ---- barriers -----------------------------------------------------------------------------------
+// ---- barriers ----------------------------------------------------------------------------------
 static void release_barrier() {
     block.arrived = 0;
     if (race_detector) race_detector->barrier();
@@ -297,7 +297,7 @@ int barrier_vote(int predicate, BarrierVote vote, Site site) {
     return vote == VOTE_OR ? count > 0 : vote == VOTE_AND ? count == alive : count;
 }
 
-// ---- warp operations ----------------------------------------------------------------------------
+// ---- warp operations ---------------------------------------------------------------------------
 static void nothing(WarpLane *, uint32_t) {}
 #define FOR_LANES(i, set)                                                                          \
     for (uint32_t rest_ = set; rest_; rest_ &= rest_ - 1)                                          \
@@ -426,8 +426,8 @@ void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site s
     w.op[l] = &op;
     w.mask[l] = mask;
     w.site[l] = site;
-    // a lane that waits for us must wait in this very operation; one that does not may come here
-    // later
+    // a lane that waits for us must wait in this very operation; one that does
+    // not may come here later
     FOR_LANES(i, w.waiting & mask) {
         if (w.mask[i] == mask && w.op[i] == &op) break;
         if (w.mask[i] >> l & 1)
@@ -447,10 +447,9 @@ void warp_exchange(const WarpOp &op, uint32_t mask, const WarpData &data, Site s
     copy_operand(data.out, lane.out, data.out_bytes);
 }
 
-// ---- cp.async -----------------------------------------------------------------------------------
-// ------------------------------------------------------------------------------------------ The
-// bytes land at once or as late as the wait, by chance: a missing barrier shows with one of the
-// two.
+// ---- cp.async ----------------------------------------------------------------------------------
+// The bytes land at once or as late as the wait, by chance: a missing barrier
+// shows with one of the two.
 static void land(const AsyncCopy &c) {
     if (c.valid)
         memcpy(c.shared, c.global, c.bytes);
@@ -498,7 +497,7 @@ bool copy_in_flight(const void *p, size_t bytes) {
     return false;
 }
 
-// ---- blocks and grids ---------------------------------------------------------------------------
+// ---- blocks and grids --------------------------------------------------------------------------
 static void thread_exit() {
     int thread = ctx.linear, wi = thread / 32, l = thread % 32;
     if (!block.async[thread].in_flight.empty())
@@ -563,8 +562,8 @@ static void run_block(int threads) {
 }
 
 static void on_signal(int number, siginfo_t *info, void *machine) {
-    // source_line expects an address behind the instruction. In the race build we are mostly in its
-    // callbacks.
+    // source_line expects an address behind the instruction. In the race build we are
+    // mostly in its callbacks.
     const void *pc = (const void *)(((ucontext_t *)machine)->uc_mcontext.gregs[REG_RIP] + 1);
     if (last_access_pc) pc = last_access_pc;
     bool in_kernel = running && (runs_kernels || number == SIGPROF);
@@ -644,7 +643,7 @@ void run_grid(Kernel &kernel) {
     ctx.dynamic = nullptr;
 }
 
-// ---- what the compiler's callbacks cannot see ---------------------------------------------------
+// ---- what the compiler's callbacks cannot see --------------------------------------------------
 void note_access(const void *p, size_t bytes, bool write) {
     if (race_detector) race_detector->access(p, bytes, write, false, __builtin_return_address(0));
 }

@@ -18,8 +18,8 @@ namespace emu {
 
 constexpr size_t ARENA_BYTES = (size_t)1 << 40, ALIGNMENT = 256, RED_ZONE = 256, PAGE = 4096;
 constexpr unsigned char RED = 0xcb;
-// compute capability 9.0 (CUDA C Programming Guide, "Technical Specifications per Compute
-// Capability")
+// compute capability 9.0 (CUDA C Programming Guide, "Technical Specifications
+// per Compute Capability")
 constexpr size_t SHARED_DEFAULT = 48 << 10, SHARED_OPT_IN = 227 << 10, SHARED_PER_SM = 228 << 10,
                  SHARED_RESERVED = 1 << 10;
 constexpr int BLOCKS_PER_SM = 32, THREADS_PER_SM = 2048, THREADS_PER_BLOCK = 1024;
@@ -239,7 +239,7 @@ const char *cudaGetErrorString(cudaError_t error) {
     return "unrecognized error code";
 }
 
-// ---- memory -------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 cudaError_t cudaMalloc(void **p, size_t bytes) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     *p = nullptr;
@@ -281,7 +281,7 @@ cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     return cudaSuccess;
 }
 
-// ---- devices ------------------------------------------------------------------------------------
+// ---- devices -----------------------------------------------------------------------------------
 cudaError_t cudaGetDeviceCount(int *count) {
     MAY_FAIL(cudaErrorNoDevice);
     *count = settings().devices;
@@ -377,7 +377,7 @@ cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int d) 
     return cudaSuccess;
 }
 
-// ---- kernels ------------------------------------------------------------------------------------
+// ---- kernels -----------------------------------------------------------------------------------
 cudaError_t cudaFuncSetAttribute(const void *kernel, cudaFuncAttribute attribute, int value) {
     MAY_FAIL(cudaErrorInvalidValue);
     if (attribute == cudaFuncAttributePreferredSharedMemoryCarveout) return cudaSuccess;  // a hint

@@ -1,10 +1,10 @@
 // nccl.cpp: NCCL between processes of one machine. A communicator is a shared memory file (memfd)
 // named by the ncclUniqueId through /proc/PID/fd/N; each rank posts into its own part of it.
 //
-// No call blocks inside a collective. At the head of its stream an operation copies its input out
-// and posts a signature; when all ranks have posted it, the output is written. Other streams run in
-// between, so that a buffer reused too early shows. Reductions add in rank order, in fp32 or wider,
-// and round once.
+// No call blocks inside a collective. At the head of its stream an operation copies its input
+// out and posts a signature; when all ranks have posted it, the output is written. Other streams
+// run in between, so that a buffer reused too early shows. Reductions add in rank order, in fp32
+// or wider, and round once.
 #include "core.h"
 
 #include <atomic>
@@ -112,7 +112,7 @@ void leave_all() {
     for (ncclComm *c : communicators) c->me().ended = 1;
 }
 
-// ---- making a communicator ----------------------------------------------------------------------
+// ---- making a communicator ---------------------------------------------------------------------
 int make_file() {
     int fd = memfd_create("nccl", 0);
     if (fd < 0) fatal("no shared memory for a communicator");
@@ -174,7 +174,7 @@ ncclResult_t check_devices(const ncclComm *c) {
     return ncclSuccess;
 }
 
-// ---- collectives --------------------------------------------------------------------------------
+// ---- collectives -------------------------------------------------------------------------------
 struct Collective {
     ncclComm *comm;
     Signature signature;
@@ -297,8 +297,8 @@ void Collective::run() {
     comm->me().finished.store(sequence);
 }
 
-// In place means exactly: AllGather in == out + rank*count, ReduceScatter out == in + rank*count,
-// else in == out.
+// In place means exactly: AllGather in == out + rank*count, ReduceScatter out ==
+// in + rank*count, else in == out.
 bool overlaps_wrongly(const Collective &c) {
     size_t in_bytes = c.bytes(true), out_bytes = c.bytes(false);
     bool apart = c.in + in_bytes <= c.out || c.out + out_bytes <= c.in;
@@ -308,7 +308,7 @@ bool overlaps_wrongly(const Collective &c) {
     return c.in != c.out;
 }
 
-// ---- send and receive ---------------------------------------------------------------------------
+// ---- send and receive --------------------------------------------------------------------------
 struct Message {
     bool send;
     int peer;
@@ -320,8 +320,8 @@ struct Message {
         return count * type_bytes(type);
     }
 };
-// The sends and receives of one group go on together. A send is complete when its peer has taken
-// it.
+// The sends and receives of one group go on together. A send is complete when
+// its peer has taken it.
 struct Exchange {
     ncclComm *comm;
     std::vector<Message> messages;
@@ -374,7 +374,7 @@ bool Exchange::ready() {
     return complete;
 }
 
-// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end ----------------
+// ---- groups: calls between ncclGroupStart and ncclGroupEnd are queued at its end ---------------
 struct Call {
     ncclComm *comm;
     cudaStream_t stream;

@@ -1,15 +1,14 @@
 // race.cpp: memory checks and data-race detection, in the race build only.
 //
-// The compiler instruments kernels and host code (g++ -fsanitize=thread); instead of its runtime
-// these callbacks are linked. Global, pinned and shared memory have shadow cells, one per two
-// bytes, that hold the last writer and two readers. Two accesses of which one writes must be
-// ordered:
+// The compiler instruments kernels and host code (g++ -fsanitize=thread); instead of its
+// runtime these callbacks are linked. Global, pinned and shared memory have shadow cells,
+// one per two bytes, that hold the last writer and two readers. Two accesses of which one
+// writes must be ordered:
 //   inside a block       same thread, or a barrier between, or __syncwarp between two lanes of a
-//   warp
-//                        (shuffles do not order memory), or both atomic
+//                        warp (shuffles do not order memory), or both atomic
 //   between blocks       never, except: fence, atomic by the one, then atomic on that address by
-//   the other between operations   by happens-before: vector clocks over streams and host
-//   (streams.cpp)
+//                        the other
+//   between operations   by happens-before: vector clocks over streams and host (streams.cpp)
 #include "core.h"
 
 namespace emu {
@@ -45,8 +44,8 @@ constexpr size_t GRANULE = 2;
 enum Space { GLOBAL, PINNED, SHARED };
 const char *const SPACE_NAME[] = {"global", "pinned host", "shared"};
 
-// Sparse shadow of memory: chunks of 64 KiB, made on first use, with a direct-mapped cache in
-// front.
+// Sparse shadow of memory: chunks of 64 KiB, made on first use,
+// with a direct-mapped cache in front.
 class Shadow {
     static constexpr size_t CACHED = 1024;
     std::map<size_t, std::vector<Cell>> chunks;
@@ -105,7 +104,7 @@ std::string line_of(const Access &a) {
     return a.pc ? source_line(&executable_start + a.pc) : "";
 }
 
-// ---- ordering -----------------------------------------------------------------------------------
+// ---- ordering ----------------------------------------------------------------------------------
 uint32_t clock_at(const VectorClock &clock, int stream) {
     return (size_t)stream < clock.size() ? clock[(size_t)stream] : 0;
 }
@@ -195,7 +194,7 @@ void touch_range(const char *p, size_t bytes, Access now, bool write, Space spac
     }
 }
 
-// ---- accesses -----------------------------------------------------------------------------------
+// ---- accesses ----------------------------------------------------------------------------------
 Access here(const void *pc, bool atomic) {
     Access a{};
     a.valid = 1;
@@ -227,9 +226,8 @@ const char *verb(bool write) {
 }
 
 void global_access(const char *p, size_t bytes, bool write, bool atomic, const void *pc) {
-    static struct {
-        const char *begin, *end;
-    } recent[16];  // allocations, looked up before; nothing is freed while a kernel runs
+    // allocations, looked up before; nothing is freed while a kernel runs
+    static struct { const char *begin, *end; } recent[16];
     static uint32_t of_record;
     if (of_record != current_record) memset(recent, 0, sizeof recent);
     of_record = current_record;
@@ -310,7 +308,7 @@ void access(const void *address, size_t bytes, bool write, bool atomic, const vo
                 [](const char *c) { return global.at(c); });
 }
 
-// ---- the other hooks ----------------------------------------------------------------------------
+// ---- the other hooks ---------------------------------------------------------------------------
 void block_begin() {
     block_number =
         (uint32_t)(ctx.block.x +
@@ -355,7 +353,7 @@ const RaceDetector *const race_detector = &detector;
 #endif
 }  // namespace emu
 
-// ---- the compiler's callbacks -------------------------------------------------------------------
+// ---- the compiler's callbacks ------------------------------------------------------------------
 #ifdef EMU_RACE
 #define HERE __builtin_return_address(0)
 #define ACCESS(n)                                                                                  \
@@ -372,8 +370,8 @@ const RaceDetector *const race_detector = &detector;
     void __tsan_unaligned_write##n(void *p) {                                                      \
         emu::access(p, n, true, false, HERE);                                                      \
     }
-// std::atomic and __atomic in host code (control planes in shared memory): plain atomics, not
-// checked
+// std::atomic and __atomic in host code (control planes in shared memory):
+// plain atomics, not checked
 #define FETCH(n, T, op)                                                                            \
     T __tsan_atomic##n##_fetch_##op(volatile T *p, T v, int) {                                     \
         return __atomic_fetch_##op(p, v, __ATOMIC_SEQ_CST);                                        \
@@ -419,8 +417,8 @@ UNALIGNED(2) UNALIGNED(4) UNALIGNED(8) UNALIGNED(16)
 ATOMIC(8, unsigned char) ATOMIC(16, unsigned short) ATOMIC(32, unsigned) ATOMIC(64, unsigned long)
     // clang-format on
 
-    // The build renames the calls to these functions in instrumented objects (objcopy
-    // --redefine-sym).
+    // The build renames the calls to these functions in instrumented objects
+    // (objcopy --redefine-sym).
     void *emu_memcpy(void *to, const void *from, size_t n) {
     if (n) emu::access(from, n, false, false, HERE), emu::access(to, n, true, false, HERE);
     return memcpy(to, from, n);

@@ -1,5 +1,5 @@
-// streams.cpp: streams and events with deferred execution, copies, and the runtime calls about
-// them.
+// streams.cpp: streams and events with deferred execution, copies, and the
+// runtime calls about them.
 //
 // Every launch, asynchronous copy, collective and event is queued on its stream and runs only when
 // the host waits, in an order chosen by the schedule: eager (as soon as possible), random, lazy
@@ -56,7 +56,7 @@ static double now() {
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
-// ---- streams ------------------------------------------------------------------------------------
+// ---- streams -----------------------------------------------------------------------------------
 void reseed(unsigned salt) {
     choices.seed(settings().seed * 1000 + salt);
     for (Stream *s : streams) s->priority = choices.next();
@@ -109,7 +109,7 @@ Token enqueue(Stream *s, Operation operation) {
     return token;
 }
 
-// ---- running ------------------------------------------------------------------------------------
+// ---- running -----------------------------------------------------------------------------------
 static bool all_done(const std::vector<Token> &tokens) {
     for (const Token &t : tokens)
         if (!t->done) return false;
@@ -119,8 +119,8 @@ static bool may_start(const Queued *q) {
     return all_done(q->operation.after) && all_done(q->operation.after_too);
 }
 
-// The operation's place in happens-before: after its stream, what it waits for, and the host when
-// it was queued.
+// The operation's place in happens-before: after its stream, what it waits for, and the
+// host when it was queued.
 static void start(Stream *s, Queued *q) {
     if (q->record) return;
     VectorClock clock = s->clock;
@@ -190,7 +190,7 @@ bool progress(bool patient) {
     return true;
 }
 
-// ---- the host waits -----------------------------------------------------------------------------
+// ---- the host waits ----------------------------------------------------------------------------
 static std::string pending() {
     std::string out;
     for (Stream *s : streams) {
@@ -218,8 +218,8 @@ static Stream *owner(const Token &token) {
     fatal("internal: an operation that is not done is on no stream");
 }
 
-// Runs only what `token` needs; after a while of waiting for other ranks also the rest, which they
-// may need.
+// Runs only what `token` needs; after a while of waiting for other ranks also
+// the rest, which they may need.
 static void wait_lazily(const Token &token) {
     double since = 0;
     int idle = 0;
@@ -268,7 +268,7 @@ void wait_for_all() {
     end_if_launch_failed();
 }
 
-// ---- launches -----------------------------------------------------------------------------------
+// ---- launches ----------------------------------------------------------------------------------
 void launch(std::shared_ptr<Kernel> kernel) {
     cudaError_t error;
     check_launch(*kernel, &error);
@@ -282,7 +282,7 @@ void launch(std::shared_ptr<Kernel> kernel) {
     enqueue(stream_of(c.stream), {name, run, nullptr, {}, {}});
 }
 
-// ---- copies -------------------------------------------------------------------------------------
+// ---- copies ------------------------------------------------------------------------------------
 static void host_range(const char *what, const void *p, size_t bytes, bool write) {
     if (!is_pinned(p)) return;
     const Allocation *a = find_allocation(p);
@@ -406,7 +406,7 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t stream, cudaHostFn_t function, void 
     return cudaSuccess;
 }
 
-// ---- streams ------------------------------------------------------------------------------------
+// ---- streams -----------------------------------------------------------------------------------
 cudaError_t cudaStreamCreateWithPriority(cudaStream_t *s, unsigned flags, int) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     default_stream();
@@ -440,7 +440,7 @@ cudaError_t cudaDeviceSynchronize() {
     return cudaSuccess;
 }
 
-// ---- events -------------------------------------------------------------------------------------
+// ---- events ------------------------------------------------------------------------------------
 static Event *event_of(cudaEvent_t e) {
     if (!events.count((Event *)e)) fatal("%p is not a live event", (void *)e);
     return (Event *)e;

@@ -1,6 +1,6 @@
-// symbols.cpp: what the emulator knows from the executable's own symbol table and debug
-// information: the extents of static __shared__ variables (function-local statics) and the source
-// lines of reports.
+// symbols.cpp: what the emulator knows from the executable's own symbol table and
+// debug information: the extents of static __shared__ variables (function-local statics) and the
+// source lines of reports.
 #include "core.h"
 
 #include <algorithm>
@@ -104,8 +104,8 @@ size_t static_shared_bytes(const void *function) {
     return bytes;
 }
 
-// addr2line names the inlined callers too; the first line outside the emulator's and the system's
-// headers counts
+// addr2line names the inlined callers too; the first line outside the emulator's and the
+// system's headers counts
 static std::string look_up(const void *pc) {
     std::string where = text("%p", pc);
     if (!is_program(pc)) return where;

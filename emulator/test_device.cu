@@ -29,7 +29,7 @@ template <class T> static std::vector<T> to_host(const T *d, size_t n) {
     return host;
 }
 
-// ---- block reduction: shuffles, static shared memory, barriers ----------------------------------
+// ---- block reduction: shuffles, static shared memory, barriers ---------------------------------
 __global__ void __launch_bounds__(256) block_sum(float *out, const float *in, int n) {
     __shared__ float partial[32];
     int warps = (int)blockDim.x / 32, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -59,7 +59,7 @@ static void a_block_reduction_sums_every_element(void **) {
     });
 }
 
-// ---- dynamic shared memory above 48 KiB, three-dimensional blocks -------------------------------
+// ---- dynamic shared memory above 48 KiB, three-dimensional blocks ------------------------------
 template <class T> __global__ void reverse(T *x, int n) {
     extern __shared__ __align__(16) unsigned char raw[];
     T *s = (T *)raw;
@@ -84,7 +84,7 @@ static void large_dynamic_shared_memory_works_after_opting_in(void **) {
     });
 }
 
-// ---- warp collectives against their definition --------------------------------------------------
+// ---- warp collectives against their definition -------------------------------------------------
 __global__ void warp_collectives(unsigned *out) {
     unsigned lane = threadIdx.x, x = lane * 2654435761u;
     unsigned *o = out + lane * 12;
@@ -135,7 +135,7 @@ static void warp_collectives_follow_their_definition(void **) {
     });
 }
 
-// ---- atomics; the last block to finish adds up --------------------------------------------------
+// ---- atomics; the last block to finish adds up -------------------------------------------------
 __global__ void atomics(int *i, unsigned long long *u, float *f, double *d, unsigned *histogram) {
     atomicAdd(i, 1);
     atomicMax(u, (unsigned long long)(blockIdx.x * blockDim.x + threadIdx.x));
@@ -181,7 +181,7 @@ static void atomics_count_every_thread(void **) {
     });
 }
 
-// ---- votes of the whole block, threads that have left, __syncwarp -------------------------------
+// ---- votes of the whole block, threads that have left, __syncwarp ------------------------------
 __global__ void votes(int *out) {
     if (threadIdx.x >= 96) return;
     int any = __syncthreads_or(threadIdx.x == 50), all = __syncthreads_and(threadIdx.x < 95);
@@ -200,7 +200,7 @@ static void votes_count_the_threads_that_are_left(void **) {
     });
 }
 
-// ---- bf16 vectors of 16 bytes -------------------------------------------------------------------
+// ---- bf16 vectors of 16 bytes ------------------------------------------------------------------
 __global__ void scale_bf16(__nv_bfloat16 *x, float by, int n) {
     int i = 8 * (int)(blockIdx.x * blockDim.x + threadIdx.x);
     if (i >= n) return;
@@ -240,9 +240,9 @@ static void neighbouring_bytes_of_two_threads_do_not_conflict(void **) {
     });
 }
 
-// ---- tensor cores: C (M,N) = A (M,K) B (K,N), one warp per 16 x 16 tile -------------------------
-// ------------------------------------------ A comes through ldmatrix x4, B (row-major, K x N)
-// through the transposed form, both double-buffered by cp.async.
+// ---- tensor cores: C (M,N) = A (M,K) B (K,N), one warp per 16 x 16 tile ------------------------
+// A comes through ldmatrix x4, B (row-major, K x N) through the transposed form, both
+// double-buffered by cp.async.
 constexpr int TILE = 16, ROW = TILE + 8;  // padded row of a tile in shared memory, 16-byte aligned
 __device__ void load_tile(__nv_bfloat16 *tile, const __nv_bfloat16 *x, int rows, int ld) {
     int lane = threadIdx.x % 32, row = lane / 2, half = lane % 2 * 8;

@@ -1,5 +1,5 @@
-// test_faults.cu: seeded faults on one device: each must be reported by the build that can see it,
-// with the place.
+// test_faults.cu: seeded faults on one device: each must be reported by the build that can
+// see it, with the place.
 #include "kernels/ptx.cuh"
 #include "test.h"
 
@@ -41,7 +41,7 @@ static std::string at(int line) {
     return "|emulator/test_faults.cu:" + std::to_string(line);
 }
 
-// ---- synchronisation inside a block -------------------------------------------------------------
+// ---- synchronisation inside a block ------------------------------------------------------------
 constexpr int MISSING_SYNC = __LINE__ + 3;
 __global__ void missing_syncthreads(float *p) {
     __shared__ float s[64];
@@ -162,7 +162,7 @@ static void a_spinning_kernel_is_reported(void **) {
     });
 }
 
-// ---- cp.async -----------------------------------------------------------------------------------
+// ---- cp.async ----------------------------------------------------------------------------------
 template <bool WAIT> __global__ void copy_through_shared(float4 *out, const float4 *in) {
     __shared__ float4 s[32];
     cp_async_16(&s[threadIdx.x], in + threadIdx.x, true);
@@ -184,7 +184,7 @@ static void reading_what_cp_async_brings_before_the_wait_is_reported(void **) {
     });
 }
 
-// ---- memory -------------------------------------------------------------------------------------
+// ---- memory ------------------------------------------------------------------------------------
 __global__ void write_at(float *p, long i) {
     p[i] = 1;
 }
@@ -339,7 +339,7 @@ static void a_signed_overflow_is_reported(void **) {
     });
 }
 
-// ---- launches and limits ------------------------------------------------------------------------
+// ---- launches and limits -----------------------------------------------------------------------
 __global__ void uses_dynamic_shared(float *p) {
     extern __shared__ float s[];
     s[threadIdx.x] = 0;
@@ -413,7 +413,7 @@ static void copies_are_checked(void **) {
     });
 }
 
-// ---- streams and the host -----------------------------------------------------------------------
+// ---- streams and the host ----------------------------------------------------------------------
 __global__ void add_one(float *p, int n) {
     for (int i = threadIdx.x; i < n; i += blockDim.x) p[i] += 1;
 }
@@ -503,7 +503,7 @@ static void another_host_thread_may_work_while_kernels_run(void **) {
     });
 }
 
-// ---- cuBLASLt -----------------------------------------------------------------------------------
+// ---- cuBLASLt ----------------------------------------------------------------------------------
 static void an_unsupported_cublaslt_attribute_is_an_error(void **) {
     expect_report("matmul attribute 17 is not supported", [] {
         cublasLtMatmulDesc_t d;

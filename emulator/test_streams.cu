@@ -37,7 +37,7 @@ template <class F> static void run_ranks(int n, F f) {
     exit(worst);
 }
 
-// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks -----------------
+// ---- a toy model: LAYERS elementwise layers x = x * w + 0.1, sharded over ranks ----------------
 enum Defect {
     NONE,
     NO_WAIT_FOR_GATHER,    // compute does not wait for the all-gather
@@ -238,8 +238,8 @@ static void the_toy_step_equals_the_reference_under_every_schedule(void **) {
                 });
 }
 
-// The race build reports a missing wait under every schedule; the plain build under some seed of
-// `priority`.
+// The race build reports a missing wait under every schedule; the plain build under
+// some seed of `priority`.
 static void expect_missing_wait(Defect defect) {
     for (const char *schedule : SCHEDULES) {
         auto scenario = [=](int seed) {
@@ -302,7 +302,7 @@ static void a_loss_that_the_host_reads_too_early_is_caught(void **) {
     }
 }
 
-// ---- collectives --------------------------------------------------------------------------------
+// ---- collectives -------------------------------------------------------------------------------
 template <class T> static T *upload(const std::vector<T> &host) {
     T *d;
     CHECK(cudaMalloc(&d, host.size() * sizeof(T)));
@@ -325,8 +325,8 @@ template <class T> static std::vector<T> numbers(int rank, size_t n) {
 template <class T> static double value(T x) {
     return (double)(float)x;
 }
-// Every collective, out of place and in place, sum, max and min; small whole numbers: exact in
-// every type.
+// Every collective, out of place and in place, sum, max and min;
+// small whole numbers: exact in every type.
 template <class T>
 static void check_type(ncclDataType_t type, int rank, int ranks, ncclComm_t comm, cudaStream_t s) {
     const size_t n = 37, all = n * (size_t)ranks;
@@ -498,7 +498,7 @@ static void a_rank_that_ends_is_a_remote_error_for_the_others(void **) {
     });
 }
 
-// ---- events and host functions ------------------------------------------------------------------
+// ---- events and host functions -----------------------------------------------------------------
 __global__ void set(float *p, float x) {
     *p = x;
 }

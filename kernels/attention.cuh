@@ -2,9 +2,10 @@
 // see ../ops.h. Scores exist one tile at a time; the backward makes them again from lse:
 //   P = exp(S/sqrt(HS) - lse), dP = dO V^T, D = rowsum(dO * O), dS = P (dP - D) / sqrt(HS),
 //   dQ = dS K, dK = dS^T Q, dV = P^T dO.
-// dQ is summed by the block of a tile of queries, dK and dV by that of a tile of keys: two passes
-// that both make the scores, so that nothing is added by two blocks and the result does not depend
-// on their order. bf16 with a head size that is a multiple of 16 up to 128 runs on tensor cores,
+// dQ is summed by the block of a tile of queries, dK and dV by that of a tile of keys:
+// two passes that both make the scores, so that nothing is added by two blocks and the result does
+// not depend on their order.
+// bf16 with a head size that is a multiple of 16 up to 128 runs on tensor cores,
 // everything else in fp32.
 #pragma once
 

@@ -36,8 +36,8 @@ __device__ static inline float any_value(const AnyRows *r, int row, int col, int
     return row < r->rows && col < HS ? to_float(r->at[(size_t)row * r->ld + (size_t)col]) : 0.0f;
 }
 
-// s = rows of a times rows of b, transposed: the thread's 4 x 4, rows 4 (thread / 16) on, columns 4
-// (thread % 16) on.
+// s = rows of a times rows of b, transposed: the thread's 4 x 4, rows 4 (thread / 16) on,
+// columns 4 (thread % 16) on.
 __device__ static inline void any_rows_by_rows(float s[4][4], AnyRoom *room, AnyRows a, AnyRows b,
                                                int HS) {
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4, row = (int)threadIdx.x / 4,

@@ -1,12 +1,12 @@
 // kernels/attention_tensor.cuh: attention of bf16 on tensor cores (mma.m16n8k16), for head sizes
 // that are multiples of 16 up to 128. HSP is the head size that the tiles are made for, 64 or 128:
-// columns from HS on are zero. A block of four warps has 64 rows, each warp 16 of them, and goes
-// through tiles of columns that cp.async brings while the tile before is worked on. The scores of a
-// warp go from the accumulators of one product to the operand of the next without leaving its
-// registers.
+// columns from HS on are zero. A block of four warps has 64 rows, each warp 16 of them,
+// and goes through tiles of columns that cp.async brings while the tile before is worked on.
+// The scores of a warp go from the accumulators of one product to the operand of the next without
+// leaving its registers.
 //
-// "Rows" are queries in the forward and for dQ, keys for dK and dV; "columns" are then keys, or
-// queries.
+// "Rows" are queries in the forward and for dQ, keys for dK and dV; "columns" are
+// then keys, or queries.
 #pragma once
 
 #include "ptx.cuh"
@@ -32,8 +32,8 @@ __device__ static inline const bf16 *tile_at(const bf16 *tile, int row0, int row
     return tile + (tile_place<HSP>(row, col) ^ col0) + row0 * HSP;
 }
 
-// Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns from HS on become
-// zero.
+// Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns
+// from HS on become zero.
 template <int HSP, int ROWS>
 __device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, size_t ld, int row0, int T,
                                          int HS) {
@@ -62,8 +62,8 @@ __device__ static inline void load_a(uint32_t a[4], const bf16 *tile, int row, i
     ldmatrix_x4(a, tile_at<HSP>(tile, row, lane % 16, col, lane / 16 * 8));
 }
 
-// s (16 x COLS) += a (16 x 16, columns k.. of the row operand) times the same columns of a tile's
-// rows.
+// s (16 x COLS) += a (16 x 16, columns k.. of the row operand) times the same
+// columns of a tile's rows.
 template <int HSP, int COLS>
 __device__ static inline void add_rows_by_rows(float s[][4], const uint32_t a[4], const bf16 *tile,
                                                int k) {

@@ -1,6 +1,6 @@
-// kernels/classifier.cuh: softmax cross-entropy with its gradient in place, see ../ops.h. A block a
-// row; maximum and sum in one pass (Milakov & Gimelshein 2018), the gradient in a second one over
-// the cached row.
+// kernels/classifier.cuh: softmax cross-entropy with its gradient in place, see ../ops.h.
+// A block a row; maximum and sum in one pass (Milakov & Gimelshein 2018), the gradient in a second
+// one over the cached row.
 #pragma once
 
 #include "common.cuh"

@@ -89,8 +89,8 @@ static void add_chunks(float *dst, const float *parts, int rows, int s, int C, b
     launchCheck();
 }
 
-// db (C) = or += column sums of dout; dw (C), with norm.mean: the same of dout * (inp - mean) *
-// rstd.
+// db (C) = or += column sums of dout; dw (C), with norm.mean:
+// the same of dout * (inp - mean) * rstd.
 static void column_sums(float *db, float *dw, const floatX *dout, ColumnsNorm norm, int rows, int C,
                         bool accumulate, cudaStream_t stream) {
     float *parts = (float *)workspace_take(columns_workspace_bytes(rows, C), "column sums");

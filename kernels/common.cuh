@@ -1,5 +1,5 @@
-// kernels/common.cuh: what the kernels share: 16-byte packs, sums over warps and blocks, launch
-// checks.
+// kernels/common.cuh: what the kernels share: 16-byte packs, sums over warps
+// and blocks, launch checks.
 #pragma once
 
 #include "../ops.h"
@@ -111,8 +111,8 @@ __device__ static inline float warp_max(float x) {
     return x;
 }
 
-// The sum (or maximum) over the block, in every thread. room: one T a warp, shared; free again on
-// return.
+// The sum (or maximum) over the block, in every thread. room: one T a warp,
+// shared; free again on return.
 template <class T> __device__ static inline T block_sum(T x, T *room) {
     int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP,
         warps = (int)(blockDim.x / WARP);
@@ -135,7 +135,7 @@ __device__ static inline float block_max(float x, float *room) {
     return x;
 }
 
-// ---- the workspace of ops_init, used by one op at a time on the compute stream ----
+// ---- the workspace of ops_init, used by one op at a time on the compute stream -----------------
 
 static struct {
     char *room;

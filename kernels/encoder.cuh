@@ -39,7 +39,7 @@ static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, c
     launchCheck();
 }
 
-// ---- backward: positions sorted by token, then the rows of a token summed in ascending order ----
+// ---- backward: positions sorted by token, then the rows of a token summed in ascending order ---
 
 #define SORT_THREADS 512
 #define SORT_BITS 4

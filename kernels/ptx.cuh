@@ -1,15 +1,14 @@
 // ptx.cuh: the only inline PTX of the program: bf16 tensor-core multiply, ldmatrix and cp.async
 // (sm_80 and up). No arithmetic of its own. The emulator executes the same wrappers on the CPU.
 //
-// Fragments of mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16"), g = lane / 4, t = lane
-// % 4, each register two bf16, lower column (A) or row (B) in the low half:
-//   a[0] A[g][2t..]  a[1] A[g+8][2t..]  a[2] A[g][2t+8..]  a[3] A[g+8][2t+8..]     A is 16 x 16,
-//   row-major b[0] B[2t..][g]  b[1] B[2t+8..][g]                                             B is
-//   16 x 8, "col" c, d: [0] C[g][2t]  [1] C[g][2t+1]  [2] C[g+8][2t]  [3] C[g+8][2t+1]           C
-//   is 16 x 8, fp32
-// ldmatrix: lane 8m + r passes the address (16-byte aligned, in shared memory) of row r of the 8 x
-// 8 matrix m; r[m] of lane l gets row l/4, columns 2(l%4) and +1 of matrix m, with trans: of its
-// transpose.
+// Fragments of mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16"), g = lane / 4,
+// t = lane % 4, each register two bf16, lower column (A) or row (B) in the low half:
+//   a[0] A[g][2t..]  a[1] A[g+8][2t..]  a[2] A[g][2t+8..]  a[3] A[g+8][2t+8..]   16 x 16, row-major
+//   b[0] B[2t..][g]  b[1] B[2t+8..][g]                                           16 x 8, "col"
+//   c, d: [0] C[g][2t]  [1] C[g][2t+1]  [2] C[g+8][2t]  [3] C[g+8][2t+1]         16 x 8, fp32
+// ldmatrix: lane 8m + r passes the address (16-byte aligned, in shared memory) of row r
+// of the 8 x 8 matrix m; r[m] of lane l gets row l/4, columns 2(l%4) and +1 of matrix m,
+// with trans: of its transpose.
 #pragma once
 
 #include <stddef.h>

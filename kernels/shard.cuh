@@ -1,5 +1,5 @@
-// kernels/shard.cuh: casts, sums and norms over flat arrays; see ../ops.h. Bound by memory
-// bandwidth.
+// kernels/shard.cuh: casts, sums and norms over flat arrays; see ../ops.h.
+// Bound by memory bandwidth.
 #pragma once
 
 #include "common.cuh"
@@ -85,7 +85,7 @@ static void shard_add(float *shard, const float *part, size_t n, bool accumulate
     shard_add_ordered(shard, part, 1, 0, n, accumulate, stream);
 }
 
-// ---- norms ----
+// ---- norms -------------------------------------------------------------------------------------
 
 // Non-negative floats compare as their bits do, so the maximum may be taken by an integer atomic:
 // its result does not depend on the order.

@@ -1,6 +1,6 @@
-// lib/buffers.h: THE table of device memory: every allocation of a run has a row, made once before
-// step 0. The same rows are what the start-up table prints and what --dry-run counts without
-// allocating.
+// lib/buffers.h: THE table of device memory: every allocation of a run has a row,
+// made once before step 0. The same rows are what the start-up table prints and what --dry-run
+// counts without allocating.
 #pragma once
 
 #include "die.h"

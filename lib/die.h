@@ -111,9 +111,9 @@ __attribute__((format(printf, 2, 3))) static inline void path_print(char *path, 
     if (n < 0 || n >= PATH_BYTES) die_all("a path is too long: %.200s...", path);
 }
 
-// What is opened for reading has to be a regular file (or a folder, with O_DIRECTORY): a pipe or a
-// device may never end. O_NONBLOCK lets the open of a pipe return at once; files know no such
-// thing.
+// What is opened for reading has to be a regular file (or a folder, with O_DIRECTORY):
+// a pipe or a device may never end. O_NONBLOCK lets the open of a pipe return at once;
+// files know no such thing.
 static inline int open_check(const char *path, int flags) {
     bool reads = (flags & O_ACCMODE) == O_RDONLY;
     int fd = open(path, flags | O_CLOEXEC | (reads ? O_NONBLOCK : 0), 0666);

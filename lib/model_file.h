@@ -96,8 +96,8 @@ static inline float bf16_to_float(uint16_t bits) {
 
 #define MODEL_FILE_PIECE ((size_t)8192)  // elements that are converted at a time
 
-// Elements first .. first + n - 1 of (tensor, layer). Padded rows of wte come as zeros whatever the
-// file says.
+// Elements first .. first + n - 1 of (tensor, layer). Padded rows of wte come as zeros
+// whatever the file says.
 static inline void model_file_read(const ModelFile *f, float *dst, size_t n, int id, int layer,
                                    size_t first) {
     uint64_t at = model_file_offset(f, id, layer, first);

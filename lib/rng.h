@@ -58,8 +58,8 @@ static inline float rng_log(uint32_t bits) {
     return (float)exponent * 0.69314718056f + 2.0f * s * series;
 }
 
-// sin and cos of 2 pi bits / 2^32: the nearest quarter turn, and a Taylor series within an eighth
-// of it.
+// sin and cos of 2 pi bits / 2^32: the nearest quarter turn, and a Taylor series
+// within an eighth of it.
 static inline void rng_sincos(uint32_t bits, float *sine, float *cosine) {
     uint32_t quarter = (bits + 0x20000000u) >> 30;
     float x = (float)(int32_t)(bits - (quarter << 30)) * (float)(6.283185307179586 / 4294967296.0);

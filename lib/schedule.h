@@ -1,6 +1,6 @@
-// lib/schedule.h: the learning rate of a step. Linear warm-up, then constant, linear, cosine, or
-// wsd (warm-up, stable, decay: Hägele et al. 2024, decay by 1 - sqrt over the last fifth of the
-// steps).
+// lib/schedule.h: the learning rate of a step. Linear warm-up, then constant, linear, cosine,
+// or wsd (warm-up, stable, decay: Hägele et al. 2024, decay by 1 - sqrt over the last fifth
+// of the steps).
 #pragma once
 
 #include <math.h>

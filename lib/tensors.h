@@ -198,8 +198,8 @@ static inline ModelConfig model_parse(const char *text) {
                                        {1024, 0, 0, 24, 16, 1024},
                                        {1024, 0, 0, 36, 20, 1280},
                                        {1024, 0, 0, 48, 25, 1600}};
-    // Brown et al. 2020, table 2.1; where its rows do not multiply out (C=2048, 5140), the nearest
-    // that do.
+    // Brown et al. 2020, table 2.1; where its rows do not multiply out (C=2048,
+    // 5140), the nearest that do.
     static const ModelConfig gpt3[] = {{2048, 0, 0, 12, 12, 768},  {2048, 0, 0, 24, 16, 1024},
                                        {2048, 0, 0, 24, 16, 1536}, {2048, 0, 0, 24, 16, 2048},
                                        {2048, 0, 0, 32, 32, 2560}, {2048, 0, 0, 32, 32, 4096},

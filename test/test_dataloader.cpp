@@ -166,8 +166,8 @@ static void micro_batches_cut_one_global_order_whatever_their_size(void **) {
     dataloader_close(&many);
 }
 
-// The same step on 1, 2, 3 or 6 ranks, each reading only its own micro-batches, in any order and
-// resumed.
+// The same step on 1, 2, 3 or 6 ranks, each reading only its own micro-batches,
+// in any order and resumed.
 static void a_step_is_the_same_samples_for_any_number_of_ranks(void **) {
     enum { B = 2, T = 7, PER_STEP = 6, STEPS = 12 };
     static int expected[STEPS * PER_STEP][B * T];

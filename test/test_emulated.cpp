@@ -1,6 +1,6 @@
 // test/test_emulated.cpp: the CUDA program, run by the emulator, trains as the CPU device does,
-// under every schedule of its streams; the race build finds nothing in it, and finds each wait that
-// is left out.
+// under every schedule of its streams; the race build finds nothing in it, and finds each
+// wait that is left out.
 #include "../lib/die.h"
 
 #include <math.h>

@@ -1,7 +1,7 @@
 // test/test_fsdp.cpp: the same training whatever the ranks, strategy, units, buffers,
 // recomputation. Every case forks its ranks, trains a tiny GPT for ten steps and compares losses,
-// norms and all of parameters, gradients, m and v with one unsharded rank that sees the same
-// micro-batches.
+// norms and all of parameters, gradients, m and v with one unsharded rank that sees
+// the same micro-batches.
 #include "../gpt.h"
 #include "../lib/die.h"
 
@@ -126,8 +126,8 @@ static void run_case(const Case *c, const char *name, Result *result) {
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     fflush(NULL);
-    // The descriptor in the id is this process's: the ranks open it through /proc and close their
-    // own copy.
+    // The descriptor in the id is this process's: the ranks open it through /proc
+    // and close their own copy.
     for (int rank = 0; rank < c->world; rank++)
         if (fork() == 0) {
             run_rank(c, rank, id, shared, name);
@@ -294,9 +294,9 @@ static void traffic_is_what_the_schedule_says(void **) {
     for (size_t s : sizes) block += padded(s, 32);
     block = padded(block, quantum);
     size_t embedding = padded(128 * 12 + padded(7 * 12, 32), quantum), norm = padded(64, quantum);
-    // Three quarters of a unit come from the others. Each block is gathered for the forward; at the
-    // turn the last two are still there, so the backward gathers two of four. The tied embedding is
-    // reduced twice.
+    // Three quarters of a unit come from the others. Each block is gathered for the forward;
+    // at the turn the last two are still there, so the backward gathers two of four. The tied
+    // embedding is reduced twice.
     double gathered = (double)(embedding + norm + (4 + 2) * block) * sizeof(float) * 3 / 4;
     double reduced = (double)(2 * embedding + norm + 4 * block) * sizeof(float) * 3 / 4;
     for (int rank = 0; rank < 4; rank++) {
@@ -307,8 +307,8 @@ static void traffic_is_what_the_schedule_says(void **) {
     }
 }
 
-// The order in which a step's work is issued, one line a span, against a file that a human has
-// read.
+// The order in which a step's work is issued, one line a span, against a file
+// that a human has read.
 static void a_step_is_issued_in_the_order_on_record(void **) {
     char path[128], line[512], found[8192] = "", expected[8192] = "";
     snprintf(path, sizeof path, "%s/trace.json", folder);

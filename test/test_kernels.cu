@@ -30,7 +30,7 @@ static cudaStream_t stream;
         if (e_ != cudaSuccess) die("%s: %s", #call, cudaGetErrorString(e_));                       \
     } while (0)
 
-// ---- inputs, arrays on the device, comparison ----
+// ---- inputs, arrays on the device, comparison --------------------------------------------------
 
 static uint64_t random_state = 1;
 static double uniform(void) {  // [-1, 1)
@@ -140,7 +140,7 @@ struct Workspace {
     }
 };
 
-// ---- encoder ----
+// ---- encoder -----------------------------------------------------------------------------------
 
 static const int ENCODERS[][4] = {{1, 1, 1, 1},      {3, 7, 12, 37},  {1, 65, 64, 3},
                                   {1, 33, 4, 50257}, {1, 9, 300, 37}, {3, 130, 96, 37}};
@@ -178,8 +178,8 @@ static void encoder_backward_gives_the_bits_of_the_cpu(void **) {
     }
 }
 
-// A token that is most of the batch: runs longer than a block, and one that ends exactly with a
-// block.
+// A token that is most of the batch: runs longer than a block, and one that
+// ends exactly with a block.
 static void encoder_backward_sums_long_runs_of_one_token(void **) {
     const int B = 1, C = 3, V = 5;
     for (int T : {255, 256, 257, 600}) {
@@ -196,13 +196,13 @@ static void encoder_backward_sums_long_runs_of_one_token(void **) {
     }
 }
 
-// ---- layernorm ----
+// ---- layernorm ---------------------------------------------------------------------------------
 
 static const int LAYERNORMS[][2] = {{1, 1},    {7, 3},   {65, 12},  {33, 64},
                                     {130, 96}, {5, 768}, {2, 1600}, {3, 12288}};
 
-// mean and rstd: sums of C terms in another order, and rstd grows with the cancellation of small
-// rows.
+// mean and rstd: sums of C terms in another order, and rstd grows with the
+// cancellation of small rows.
 static void layernorm_forward_agrees_with_the_cpu(void **) {
     for (auto &s : LAYERNORMS)
         for (size_t shift : {0, 1}) {
@@ -264,7 +264,7 @@ static void layernorm_backward_agrees_with_the_cpu(void **) {
         }
 }
 
-// ---- matmul and GELU ----
+// ---- matmul and GELU ---------------------------------------------------------------------------
 
 static const int LINEARS[][3] = {{1, 1, 1},     {7, 3, 12},   {33, 12, 37},
                                  {65, 64, 192}, {3, 768, 96}, {2, 8, 50257}};
@@ -324,7 +324,7 @@ static void matmul_agrees_with_the_cpu(void **) {
     }
 }
 
-// ---- attention ----
+// ---- attention ---------------------------------------------------------------------------------
 
 // Both ways round probabilities and dS to bf16; each result is a sum of such products.
 static void check_attention(int B, int T, int NH, int HS, double scale) {
@@ -376,7 +376,7 @@ static void attention_of_large_scores_does_not_overflow(void **) {
     check("lse", l.host(), lse, 1e-6);
 }
 
-// ---- classifier ----
+// ---- classifier --------------------------------------------------------------------------------
 
 static void classifier_agrees_with_the_cpu(void **) {
     const int shapes[][3] = {{1, 1, 1},       {7, 37, 64},       {5, 37, 37},
@@ -422,8 +422,8 @@ static void classifier_shows_non_finite_logits_in_the_loss(void **) {
     }
 }
 
-// The last row begins behind element 2^31. Rows before it count for nothing, so that only one is
-// worked on.
+// The last row begins behind element 2^31. Rows before it count for nothing, so that
+// only one is worked on.
 static void classifier_finds_rows_past_element_2_to_the_31(void **) {
 #if defined(EMU_RACE) || defined(EMU_ASAN) || (defined(EMULATOR) && !PRECISION_BF16)
     skip();  // needs gigabytes; one emulated build is enough
@@ -450,7 +450,7 @@ static void classifier_finds_rows_past_element_2_to_the_31(void **) {
 #endif
 }
 
-// ---- shard ops: exact ----
+// ---- shard ops: exact --------------------------------------------------------------------------
 
 static void casts_give_the_bits_of_the_cpu(void **) {
     for (size_t n : {1, 19, 4096})
@@ -539,7 +539,7 @@ static void sum_of_squares_has_the_bits_of_the_cpu_however_it_is_cut(void **) {
     for (float m : {0.0f, INFINITY}) assert_true(device_squares(x, 0, 4, &m, 2)[0] == m);
 }
 
-// ---- AdamW ----
+// ---- AdamW -------------------------------------------------------------------------------------
 
 static void store_moment_host(float *dst, double x) {
     *dst = (float)x;
@@ -597,8 +597,8 @@ static void adamw_agrees_with_the_cpu(void **) {
     check_adamw<double>(MOMENTS_FP64, 1e-7, 1e-14);
 }
 
-// The same random bits round both, so moments differ only where the last bits before rounding do:
-// by one unit.
+// The same random bits round both, so moments differ only where the last bits before
+// rounding do: by one unit.
 static void adamw_rounds_bf16_moments_as_the_cpu_does(void **) {
     check_adamw<bf16>(MOMENTS_BF16, 3e-7, 1.0 / 128);
     const size_t n = 4001;
@@ -618,7 +618,7 @@ static void adamw_rounds_bf16_moments_as_the_cpu_does(void **) {
     assert_true(different * 200 < n);
 }
 
-// ---- barriers left out ----
+// ---- barriers left out -------------------------------------------------------------------------
 
 #ifdef EMU_RACE
 static void expect_race_without(int barrier, const char *kernel, void (*run)(void)) {

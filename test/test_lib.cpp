@@ -50,8 +50,8 @@ static char *read_file(const char *path) {
 
 // ---- options -----------------------------------------------------------------------------------
 
-// Parses a command line whose words are separated by spaces; they stay, for the options point at
-// them.
+// Parses a command line whose words are separated by spaces; they stay, for the
+// options point at them.
 static Options parse(const char *line) {
     static char kept[1 << 16], *end = kept;
     char *words = strcpy(end, line), *argv[64] = {(char *)"train_gpt"};

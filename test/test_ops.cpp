@@ -16,7 +16,7 @@ typedef std::vector<floatX> Array;
 
 static const double ROUNDING = sizeof(floatX) == 2 ? 1.0 / 256 : 1.0 / (1 << 24);
 
-// ---- inputs and comparison ----
+// ---- inputs and comparison ---------------------------------------------------------------------
 
 static uint64_t random_state = 1;
 static double uniform(void) {  // [-1, 1)
@@ -56,7 +56,7 @@ static void check(const char *what, const A &found, const Doubles &expected, dou
     }
 }
 
-// ---- the ops' environment: one workspace for the largest sizes of this file ----
+// ---- the ops' environment: one workspace for the largest sizes of this file --------------------
 
 static const OpsDims LARGEST = {3, 600, 3072, 1, 50304, 8};
 static std::vector<char> room;
@@ -69,8 +69,8 @@ static void set_threads(int n) {
     ops_init(&LARGEST, room.data(), room.size(), NULL);
 }
 
-// Runs an op with 1, 2 and 3 threads and asserts that its results are the same bits. `run` returns
-// them.
+// Runs an op with 1, 2 and 3 threads and asserts that its results are the same
+// bits. `run` returns them.
 template <typename Run> static void check_threads(const char *what, Run run) {
     auto one = run();
     for (int threads = 2; threads <= 3; threads++) {
@@ -88,7 +88,7 @@ static void append_bits(std::vector<char> *to, const A &a, const B &b) {
     to->insert(to->end(), (const char *)b.data(), (const char *)(b.data() + b.size()));
 }
 
-// ---- encoder ----
+// ---- encoder -----------------------------------------------------------------------------------
 
 static void encoder_adds_token_and_position(void **) {
     const int shapes[][3] = {{1, 1, 1}, {3, 7, 12}, {1, 65, 64}, {3, 130, 768}};
@@ -135,7 +135,7 @@ static void encoder_gradient_of_repeated_tokens_is_added_once(void **) {
     }
 }
 
-// ---- layernorm ----
+// ---- layernorm ---------------------------------------------------------------------------------
 
 static const int LAYERNORM_SHAPES[][2] = {{1, 1},    {7, 3},     {65, 12},
                                           {300, 64}, {130, 768}, {4200, 37}};
@@ -236,7 +236,7 @@ static void layernorm_gradient_is_that_of_the_formula(void **) {
     }
 }
 
-// ---- matmul and GELU ----
+// ---- matmul and GELU ---------------------------------------------------------------------------
 
 static double gelu_reference(double x) {
     return 0.5 * x * (1 + tanh(sqrt(2 / M_PI) * (x + 0.044715 * x * x * x)));
@@ -381,7 +381,7 @@ static void matmul_backward_weight_of_a_vocabulary_needs_no_bias(void **) {
     check("dweight", dw, ref, 2e-6);
 }
 
-// ---- attention ----
+// ---- attention ---------------------------------------------------------------------------------
 
 typedef struct {
     int B, T, NH, HS;
@@ -546,7 +546,7 @@ static void classifier_gradient_agrees_with_finite_differences(void **) {
 }
 #endif
 
-// ---- classifier ----
+// ---- classifier --------------------------------------------------------------------------------
 
 static void classifier_is_cross_entropy_with_zero_padding(void **) {
     const int shapes[][3] = {{1, 1, 1}, {7, 37, 64}, {33, 257, 257}, {3, 50257, 50304}};
@@ -606,7 +606,7 @@ static void losses_are_added_to_the_sum_in_double(void **) {
     assert_true(fabs(sum - 1e6 - 1000 * (double)1e-3f) < 1e-9);
 }
 
-// ---- shard ops ----
+// ---- shard ops ---------------------------------------------------------------------------------
 
 static void bf16_rounds_to_nearest_even(void **) {
     const uint32_t cases[][2] = {{0x3f800000, 0x3f80}, {0x3f808000, 0x3f80}, {0x3f818000, 0x3f82},
@@ -703,7 +703,7 @@ static void sum_of_squares_does_not_depend_on_the_cut(void **) {
     }
 }
 
-// ---- AdamW ----
+// ---- AdamW -------------------------------------------------------------------------------------
 
 static AdamWConfig adamw_config(MomentType moments) {
     AdamWConfig c = {};
@@ -804,7 +804,7 @@ static void adamw_leaves_everything_after_a_non_finite_norm(void **) {
     }
 }
 
-// ---- exp ----
+// ---- exp ---------------------------------------------------------------------------------------
 
 static void exp_is_right_to_2e_7_over_its_whole_range(void **) {
     for (float x = -87.29f; x < 88.29f; x += 0.0007f) {

@@ -1,6 +1,6 @@
-// test/test_program.cpp: the program as a user runs it: ranks with and without MPI give the same
-// losses, files come out right, and whatever is wrong ends in one line, a non-zero exit, and
-// nothing written.
+// test/test_program.cpp: the program as a user runs it: ranks with and without MPI give
+// the same losses, files come out right, and whatever is wrong ends in one line,
+// a non-zero exit, and nothing written.
 #include "../lib/die.h"
 
 #include <math.h>

@@ -12,9 +12,9 @@ extern "C" {
 
 enum { RANKS = 3 };
 
-// Trains three steps; in the second, rank 1's gradient of one element becomes `bad`. Exits with 0
-// if the norm said so, and if parameters and moments are unchanged by that step and changed by the
-// others.
+// Trains three steps; in the second, rank 1's gradient of one element becomes `bad`.
+// Exits with 0 if the norm said so, and if parameters and moments are unchanged by that step
+// and changed by the others.
 static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     omp_set_num_threads(1);
     process.rank = rank, process.world = RANKS;
