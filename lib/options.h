@@ -3,6 +3,8 @@
 // config file.
 //
 // A new option is one line of OPTION_TABLE; `--tokens-per-step` is the field `tokens_per_step`.
+// A command line is read from left to right and a --config file at its place in it; of what is
+// given twice the later holds.
 // A CHOICE gives an int field (its enum below follows the order of the choices) and, for choices
 // that end in ":K", the number in NAME_k. Short names are llm.c's, and "=0" behind a choice is
 // llm.c's number for it.
@@ -22,6 +24,7 @@ enum { PRECISION_FP32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
 enum { DTYPE_POLICY, DTYPE_FP32, DTYPE_BF16, DTYPE_FP64 };
 enum { REDUCE_ORDERED, REDUCE_FAST };
 
+#define VERSION "0.1"
 #define OPTION_MAX 1e9
 // clang-format off
 // kind   name             short default        range or choices            help
@@ -82,7 +85,8 @@ INT   (timeout,         "",  "600", 1, 1000000,                         "seconds
 TEXT  (trace,           "",  "",                                        "write a timeline of the steps to this file (JSON for Perfetto)") \
 FLAG  (json,            "",                                             "print step lines as JSON") \
 FLAG  (dry_run,         "",                                             "check everything and print the start-up table, but do not train") \
-TEXT  (config,          "",  "",                                        "read options from a file of lines `name = value`; flags win over it") \
+TEXT  (config,          "",  "",                                        "read options from a file of lines `name = value`, at this place of the command line") \
+FLAG  (version,         "",                                             "print the version and exit") \
 FLAG  (help,            "",                                             "print this and exit")
 // clang-format on
 
@@ -189,54 +193,165 @@ static inline int edit_distance(const char *a, const char *b) {
     return row[m];
 }
 
-// llm.c's flags that this program has no use for, or not yet. They are refused and not skipped: a
-// run that is quietly not the one asked for is worse than none.
-static const struct {
-    const char *flag, *was, *instead;
-} llmc_flags[] = {
-    {"n", "steps between checkpoints", "not available yet; --export-model writes the weights"},
-    {"nk", "number of checkpoints to keep", "checkpoints are not available yet"},
-    {"nm", "steps between checkpoints kept for good", "checkpoints are not available yet"},
-    {"y", "resume", "not available yet; --model FILE starts from exported weights"},
-    {"h", "HellaSwag evaluation", "not available yet (--help lists all options)"},
-    {"lg", "steps between logs of the GPU's state", "leave it out, the program has no such log"},
-    {"sl", "skip updates whose loss is an outlier", "not available; see --grad-clip"},
-    {"sg", "skip updates whose gradient norm is an outlier", "not available; see --grad-clip"},
-    {"f", "TF32 products", "use --precision fp32|bf16"},
-    {"w", "fp32 master weights", "leave it out, parameter shards are always fp32"},
-    {"ge", "fusion of GELU into products", "leave it out, it changes no result"},
-    {"pn", "number of processes", "use mpirun -n N or --ranks N"},
-    {"pr", "rank of this process", "leave it out, mpirun or --ranks gives it"},
-    {"pg", "GPUs of a node", "leave it out, the ranks of a node are counted"},
-    {"pi", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
-    {"pm", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
-    {"ps", "address of the server that starts NCCL", "leave it out, it starts over MPI or --ranks"},
-    {"pf", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
-    {"pp", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
-};
+// ---- options that there are not ----------------------------------------------------------------
 
-static inline void option_die_if_llmc(const char *alias) {
-    for (size_t i = 0; i < sizeof llmc_flags / sizeof llmc_flags[0]; i++)
-        if (!strcmp(llmc_flags[i].flag, alias))
-            die_all("unknown option -%s, in llm.c `%s`: %s", alias, llmc_flags[i].was,
-                    llmc_flags[i].instead);
+// llm.c's flags that this program has no use for, or not yet. They are refused and not skipped: a
+// run that is quietly not the one asked for is worse than none. Only the value with which llm.c
+// itself does nothing of the kind passes.
+static const struct {
+    const char *flag, *neutral /* "": none */, *was, *instead;
+} llmc_flags[] = {
+    {"n", "0", "steps between checkpoints", "not available yet; --export-model writes the weights"},
+    {"nk", "0", "number of checkpoints to keep", "checkpoints are not available yet"},
+    {"nm", "0", "steps between checkpoints kept for good", "checkpoints are not available yet"},
+    {"y", "0", "resume", "not available yet; --model FILE starts from exported weights"},
+    {"h", "0", "HellaSwag evaluation", "not available yet"},
+    {"lg", "-1", "steps between logs of the GPU's state",
+     "leave it out, the program has no such log"},
+    {"sl", "0", "skip updates whose loss is an outlier", "not available; see --grad-clip"},
+    {"sg", "0", "skip updates whose gradient norm is an outlier", "not available; see --grad-clip"},
+    {"f", "0", "TF32 products", "use --precision fp32|bf16"},
+    {"w", "1", "fp32 master weights", "leave it out, parameter shards are always fp32"},
+    {"ge", "0", "fusion of GELU into products", "leave it out, it changes no result"},
+    {"pn", "", "number of processes", "use mpirun -n N or --ranks N"},
+    {"pr", "", "rank of this process", "leave it out, mpirun or --ranks gives it"},
+    {"pg", "", "GPUs of a node", "leave it out, the ranks of a node are counted"},
+    {"pi", "mpi", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"pm", "mpi", "how NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"ps", "", "address of the server that starts NCCL",
+     "leave it out, it starts over MPI or --ranks"},
+    {"pf", "", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
+    {"pp", "", "folder through which NCCL starts", "leave it out, it starts over MPI or --ranks"},
+};
+enum { LLMC_FLAGS = sizeof llmc_flags / sizeof llmc_flags[0] };
+
+// The row of a flag of llm.c's, -1: it has no such flag.
+static inline int llmc_find(const char *flag) {
+    int i = 0;
+    while (i < LLMC_FLAGS && strcmp(llmc_flags[i].flag, flag)) i++;
+    return i < LLMC_FLAGS ? i : -1;
 }
 
-// where: "" for the command line, else "FILE:LINE: ".
-NORETURN static inline void option_die_unknown(const char *where, const char *dashes,
-                                               const char *name) {
-    OptionName nearest = {""};
-    int best = (int)strlen(name) / 2 + 1;
+static inline bool llmc_is_neutral(int row, const char *value) {
+    const char *neutral = llmc_flags[row].neutral;
+    char *end;
+    double number = strtod(value, &end);
+    if (isalpha((unsigned char)neutral[0])) return !strcmp(value, neutral);
+    return neutral[0] && end != value && !*end && number == atof(neutral);
+}
+
+// What other trainers call an option.
+static const struct {
+    const char *theirs, *ours;
+} other_names[] = {
+    {"learning-rate", "lr"},
+    {"max-lr", "lr"},
+    {"min-lr", "final-lr"},
+    {"max-iters", "steps"},
+    {"max-steps", "steps"},
+    {"num-steps", "steps"},
+    {"train-steps", "steps"},
+    {"iterations", "steps"},
+    {"epochs", "steps"},
+    {"num-train-epochs", "steps"},
+    {"batch-size", "batch"},
+    {"micro-batch-size", "batch"},
+    {"per-device-train-batch-size", "batch"},
+    {"total-batch-size", "tokens-per-step"},
+    {"global-batch-size", "tokens-per-step"},
+    {"gradient-accumulation-steps", "tokens-per-step"},
+    {"grad-accum", "tokens-per-step"},
+    {"block-size", "seq"},
+    {"context-length", "seq"},
+    {"seq-len", "seq"},
+    {"seq-length", "seq"},
+    {"sequence-length", "seq"},
+    {"max-seq-len", "seq"},
+    {"warmup-steps", "warmup"},
+    {"warmup-iters", "warmup"},
+    {"lr-warmup-iters", "warmup"},
+    {"lr-scheduler", "schedule"},
+    {"lr-decay-style", "schedule"},
+    {"wd", "weight-decay"},
+    {"clip-grad", "grad-clip"},
+    {"max-grad-norm", "grad-clip"},
+    {"gradient-clip", "grad-clip"},
+    {"data", "train"},
+    {"dataset", "train"},
+    {"data-path", "train"},
+    {"input", "train"},
+    {"train-file", "train"},
+    {"valid", "val"},
+    {"validation", "val"},
+    {"validation-file", "val"},
+    {"output", "out"},
+    {"out-dir", "out"},
+    {"output-dir", "out"},
+    {"log-dir", "out"},
+    {"eval-interval", "val-every"},
+    {"eval-every", "val-every"},
+    {"eval-steps", "val-every"},
+    {"eval-iters", "val-batches"},
+    {"nproc", "ranks"},
+    {"nproc-per-node", "ranks"},
+    {"num-gpus", "ranks"},
+    {"world-size", "ranks"},
+    {"num-threads", "threads"},
+    {"zero-stage", "shard"},
+    {"sharding-strategy", "shard"},
+    {"dtype", "precision"},
+    {"mixed-precision", "precision"},
+    {"gradient-checkpointing", "recompute"},
+    {"activation-checkpointing", "recompute"},
+    {"recompute-granularity", "recompute"},
+    {"init-from", "model"},
+    {"load", "model"},
+    {"n-layer", "model"},
+    {"n-head", "model"},
+    {"n-embd", "model"},
+    {"hidden-size", "model"},
+    {"num-layers", "model"},
+    {"save", "export-model"},
+    {"prompt", "sample-prompt"},
+    {"start", "sample-prompt"},
+    {"profile", "trace"},
+};
+
+// The option that a wrong name may have meant; its text is "" if none comes near.
+static inline OptionName option_nearest(const char *name) {
+    OptionName nearest = {""}, dashed;
+    snprintf(dashed.text, sizeof dashed.text, "%.31s", name);
+    for (char *c = dashed.text; *c; c++)
+        if (*c == '_') *c = '-';
+    for (size_t i = 0; i < sizeof other_names / sizeof other_names[0]; i++)
+        if (!strcmp(dashed.text, other_names[i].theirs))
+            snprintf(nearest.text, sizeof nearest.text, "%s", other_names[i].ours);
+    int best = nearest.text[0] ? 0 : (int)strlen(dashed.text) / 2 + 1;
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (option_table[i].kind == KIND_GROUP) continue;
         OptionName candidate = option_name(&option_table[i]);
-        int distance = edit_distance(name, candidate.text);
+        int distance = edit_distance(dashed.text, candidate.text);
         if (distance < best) best = distance, nearest = candidate;
     }
-    if (nearest.text[0])
-        die_all("%sunknown option %s%s: did you mean %s%s?", where, dashes, name,
-                dashes[0] ? "--" : "", nearest.text);
-    die_all("%sunknown option %s%s: --help lists all options", where, dashes, name);
+    return nearest;
+}
+
+// "--bacth: did you mean --batch?" of an unknown option as it was written; dashes "" in a file.
+static inline void option_explain(const char *dashes, const char *name, char *out, size_t bytes) {
+    bool is_short = !strcmp(dashes, "-");
+    const char letter[2] = {name[0], 0};
+    int llmc = is_short ? llmc_find(name) : -1;
+    OptionName nearest = option_nearest(name);
+    if (llmc >= 0)
+        snprintf(out, bytes, "-%s, in llm.c `%s`: %s", name, llmc_flags[llmc].was,
+                 llmc_flags[llmc].instead);
+    else if (is_short && option_find_alias(letter) && isdigit((unsigned char)name[1]))
+        snprintf(out, bytes, "-%s: did you mean -%s %s?", name, letter, name + 1);
+    else if (nearest.text[0])
+        snprintf(out, bytes, "%s%s: did you mean %s%s?", dashes, name, dashes[0] ? "--" : "",
+                 nearest.text);
+    else
+        snprintf(out, bytes, "%s%s: --help lists all options", dashes, name);
 }
 
 // ---- values ------------------------------------------------------------------------------------
@@ -481,7 +596,8 @@ static inline char *option_unquote(char *text) {
 }
 
 static inline bool option_is_saved(const Option *row) {
-    return row->kind != KIND_GROUP && strcmp(row->name, "config") && strcmp(row->name, "help");
+    return row->kind != KIND_GROUP && strcmp(row->name, "config") && strcmp(row->name, "version") &&
+           strcmp(row->name, "help");
 }
 
 static inline void options_read_config(Options *o, const char *path) {
@@ -491,14 +607,19 @@ static inline void options_read_config(Options *o, const char *path) {
     for (int number = 1; getline(&line, &capacity, f) >= 0; number++) {
         char where[512];
         snprintf(where, sizeof where, "%s:%d: ", path, number);
-        char *name = option_trim(line);
+        bool marked = number == 1 && !strncmp(line, "\xef\xbb\xbf", 3);  // by Windows' editors
+        char *name = option_trim(line + (marked ? 3 : 0));
         if (!*name || *name == '#') continue;
         char *equals = strchr(name, '=');
         if (!equals) die_all("%sexpected a line `name = value`, found: %s", where, name);
         *equals = 0;
         name = option_trim(name);
         const Option *row = option_find(name);
-        if (!row) option_die_unknown(where, "", name);
+        if (!row) {
+            char why[256];
+            option_explain("", name, why, sizeof why);
+            die_all("%sunknown option %s", where, why);
+        }
         if (!option_is_saved(row)) die_all("%s%s belongs on the command line", where, name);
         char *value = option_unquote(equals + 1);
         if (!value) die_all("%sthe quotes of the value of %s do not match", where, name);
@@ -549,7 +670,8 @@ static inline void options_help(FILE *f) {
     fprintf(f, "train_gpt trains a GPT on token shards or plain text, sharded across ranks.\n\n"
                "  ./train_gpt --train book.txt --ranks 2\n"
                "  mpirun -n 8 ./train_gpt --model gpt2:d12 --train 'data/*_train_*.bin'\n\n"
-               "Options are written --name value or --name=value.\n");
+               "Options are written --name value or --name=value. Of an option given twice the\n"
+               "later holds; --config FILE counts as if its lines stood in its place.\n");
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         if (row->kind == KIND_GROUP) {
@@ -567,52 +689,91 @@ static inline void options_help(FILE *f) {
     }
 }
 
-// Finds the row that argument argv[*i] names and its value; moves *i to the argument's last word.
-static inline const Option *option_argument(int argc, char **argv, int *i, const char **value) {
-    const char *word = argv[*i];
-    if (word[0] != '-' || !word[1])
-        die_all("expected an option, found `%s`; quote globs, so that the shell leaves them alone",
-                word);
-    bool is_long = word[1] == '-';
-    char name[64];
-    const char *equals = is_long ? strchr(word, '=') : NULL;
-    snprintf(name, sizeof name, "%.*s", (int)(equals ? equals - word : (long)strlen(word)), word);
-    const Option *row = is_long ? option_find(name + 2) : option_find_alias(name + 1);
-    if (!row && !is_long) option_die_if_llmc(name + 1);
-    if (!row) option_die_unknown("", is_long ? "--" : "-", name + (is_long ? 2 : 1));
-    const char *next = equals ? equals + 1 : *i + 1 < argc ? argv[*i + 1] : NULL;
-    bool ignored;
-    if (row->kind == KIND_FLAG && !equals && !(next && option_set_flag(next, &ignored))) {
-        *value = "1";
-        return row;
-    }
-    if (!next) die_all("%s needs a value", name);
-    if (!equals && !strncmp(next, "--", 2)) die_all("%s needs a value, found %s", name, next);
-    if (!equals) ++*i;
-    *value = next;
-    return row;
+// A command line, argument by argument.
+typedef struct {
+    int count, at;  // words, and the number of the next
+    char **words;
+    const Option *row;   // of the argument read last; NULL: the program has no such option
+    char name[64];       // of the argument read last, without dashes
+    const char *dashes;  // "-" or "--"
+    const char *value;   // "": none
+} OptionWords;
+
+// `-3` is a value, `-x` an option.
+static inline bool option_is_name(const char *word) {
+    return word[0] == '-' && word[1] && !isdigit((unsigned char)word[1]) && word[1] != '.';
 }
 
-// Defaults, then config files in their order, then flags. Prints --help and ends if asked to.
+NORETURN static inline void option_die_stray(const OptionWords *w, const char *word) {
+    const Option *before = w->row;
+    if (before && before->kind == KIND_FLAG)
+        die_all("--%s %s: expected 0 or 1", option_name(before).text, word);
+    bool glob = before && (before == option_find("train") || before == option_find("val"));
+    die_all("expected an option, found `%s`%s", word,
+            glob ? "; quote globs, so that the shell leaves them alone" : "");
+}
+
+// Reads the next argument; false behind the last.
+static inline bool option_next(OptionWords *w) {
+    if (w->at == w->count) return false;
+    const char *word = w->words[w->at++];
+    if (word[0] != '-' || !word[1]) option_die_stray(w, word);
+    w->dashes = word[1] == '-' ? "--" : "-";
+    word += strlen(w->dashes);
+    const char *equals = w->dashes[1] ? strchr(word, '=') : NULL;
+    snprintf(w->name, sizeof w->name, "%.*s", (int)(equals ? equals - word : (long)strlen(word)),
+             word);
+    w->row = w->dashes[1] ? option_find(w->name) : option_find_alias(w->name);
+    const char *next = equals ? equals + 1 : w->at < w->count ? w->words[w->at] : NULL;
+    bool takes_next = next && !equals;
+    if (w->row && w->row->kind == KIND_FLAG) {
+        bool ignored;
+        takes_next = takes_next && option_set_flag(next, &ignored);
+        w->value = equals || takes_next ? next : "1";
+    } else if (w->row) {
+        if (!next) die_all("%s%s needs a value", w->dashes, w->name);
+        if (!equals && !strncmp(next, "--", 2))
+            die_all("%s%s needs a value, found %s", w->dashes, w->name, next);
+        w->value = next;
+    } else {
+        takes_next = takes_next && !option_is_name(next);
+        w->value = equals || takes_next ? next : "";
+    }
+    w->at += takes_next;
+    return true;
+}
+
+// Ends the program if there are options that it does not know, and names all of them; or if it is
+// asked for --help or --version.
+static inline void options_check_names(OptionWords w) {
+    char all[1500] = "";
+    size_t used = 0;
+    int unknown = 0;
+    while (option_next(&w)) {
+        bool help = w.row && w.row == option_find("help");
+        bool version = w.row && w.row == option_find("version");
+        if (process.rank == 0 && help) options_help(stdout);
+        if (process.rank == 0 && version) printf("fsdp.c %s\n", VERSION);
+        if (help || version) exit(0);
+        int llmc = w.dashes[1] ? -1 : llmc_find(w.name);
+        if (w.row || (llmc >= 0 && llmc_is_neutral(llmc, w.value)) || used >= sizeof all) continue;
+        char why[256];
+        option_explain(w.dashes, w.name, why, sizeof why);
+        used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", unknown++ ? "; " : "", why);
+    }
+    if (unknown) die_all("unknown option%s %s", unknown > 1 ? "s" : "", all);
+}
+
+// Defaults, then the command line from left to right.
 static inline void options_parse(Options *o, int argc, char **argv) {
-    bool given[OPTION_ROWS] = {false};
-    const char *value;
     options_default(o);
     if (argc == 2 && !strcmp(argv[1], "-h")) argv[1] = (char *)"--help";
-    for (int i = 1; i < argc; i++) {
-        const Option *row = option_argument(argc, argv, &i, &value);
-        if (row == option_find("help")) {
-            if (process.rank == 0) options_help(stdout);
-            exit(0);
-        }
-        if (row == option_find("config")) options_read_config(o, value);
-    }
-    for (int i = 1; i < argc; i++) {
-        const Option *row = option_argument(argc, argv, &i, &value);
-        if (given[row - option_table] && row != option_find("config"))
-            die_all("--%s is given twice", option_name(row).text);
-        given[row - option_table] = true;
-        option_set_or_die(o, row, value, "");
+    OptionWords w = {argc, 1, argv, NULL, "", "", ""};
+    options_check_names(w);
+    while (option_next(&w)) {
+        if (!w.row) continue;
+        option_set_or_die(o, w.row, w.value, "");
+        if (w.row == option_find("config")) options_read_config(o, w.value);
     }
 }
 

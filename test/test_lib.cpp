@@ -229,8 +229,9 @@ static void flags_of_llmc_that_are_not_here_are_explained(void **) {
          "-n, in llm.c `steps between checkpoints`: not available yet; --export-model"},
         {"-y 1", "-y, in llm.c `resume`: not available yet"},
         {"-nk 5", "-nk, in llm.c `number of checkpoints to keep`"},
-        {"-f 0", "-f, in llm.c `TF32 products`: use --precision"},
-        {"-w 1", "parameter shards are always fp32"},
+        {"-f 1", "-f, in llm.c `TF32 products`: use --precision"},
+        {"-w 0", "parameter shards are always fp32"},
+        {"-w", "parameter shards are always fp32"},
         {"-h 1", "-h, in llm.c `HellaSwag evaluation`: not available yet"},
         {"-ge 1", "changes no result"},
         {"-pn 8", "use mpirun -n N or --ranks N"},
@@ -238,8 +239,62 @@ static void flags_of_llmc_that_are_not_here_are_explained(void **) {
         {"--pn 8", "unknown option --pn"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_parse_death(cases[i][0], cases[i][1]);
-    for (size_t i = 0; i < sizeof llmc_flags / sizeof llmc_flags[0]; i++)
-        assert_null(option_find_alias(llmc_flags[i].flag));
+    for (int i = 0; i < LLMC_FLAGS; i++) assert_null(option_find_alias(llmc_flags[i].flag));
+}
+
+static void flags_of_llmc_that_ask_for_nothing_pass(void **) {
+    Options plain = parse("-b 3 -x 7");
+    Options neutral = parse("-y 0 -b 3 -ge 0 -sl 0.0 -sg 0 -w 1 -h 0 -n 0 -lg -1 -pm mpi -x 7");
+    assert_same_options(&plain, &neutral);
+    expect_parse_death("-sl 0x", "-sl, in llm.c");
+    expect_parse_death("-y", "-y, in llm.c");
+}
+
+static void names_of_other_trainers_lead_to_ours(void **) {
+    expect_parse_death("--learning-rate 1e-3", "--learning-rate: did you mean --lr?");
+    expect_parse_death("--max_iters 100", "--max_iters: did you mean --steps?");
+    expect_parse_death("--batch-size 8", "--batch-size: did you mean --batch?");
+    expect_parse_death("--block-size=64", "--block-size: did you mean --seq?");
+    expect_parse_death("-x2", "unknown option -x2: did you mean -x 2?");
+    expect_parse_death("-steps 2", "unknown option -steps: did you mean --steps?");
+    for (size_t i = 0; i < sizeof other_names / sizeof other_names[0]; i++) {
+        if (option_find(other_names[i].theirs)) fail_msg("%s is ours", other_names[i].theirs);
+        if (!option_find(other_names[i].ours)) fail_msg("%s is not ours", other_names[i].ours);
+    }
+}
+
+static void all_unknown_options_are_named_at_once(void **) {
+    expect_parse_death(
+        "-ge 1 --batch 2 --learning-rate -1 -y 1 --zzzzzzzzzzzz x -x2",
+        "unknown options -ge, in llm.c `fusion of GELU into products`: leave it out, "
+        "it changes no result; --learning-rate: did you mean --lr?; -y, in llm.c "
+        "`resume`: not available yet; --model FILE starts from exported weights; "
+        "--zzzzzzzzzzzz: --help lists all options; -x2: did you mean -x 2?\n");
+}
+
+static void run_parse_to_stdout(const void *line) {
+    assert_non_null(freopen(temporary("said"), "w", stdout));
+    parse((const char *)line);
+}
+
+static void help_and_version_answer_and_end(void **) {
+    const char *const cases[][2] = {{"--version", "fsdp.c " VERSION "\n"},
+                                    {"--help", "--tokens-per-step, -d"},
+                                    {"-h", "--tokens-per-step, -d"},
+                                    {"--batch 3 --nonsense --help", "--tokens-per-step, -d"}};
+    for (auto &c : cases) {
+        fflush(NULL);
+        int status;
+        pid_t child = fork();
+        if (child == 0) {
+            run_parse_to_stdout(c[0]);
+            _exit(1);
+        }
+        assert_int_equal(waitpid(child, &status, 0), child);
+        if (status != 0) fail_msg("%s: expected status 0, found %#x", c[0], (unsigned)status);
+        const char *said = read_file(temporary("said"));
+        if (!strstr(said, c[1])) fail_msg("%s: expected %s, found %s", c[0], c[1], said);
+    }
 }
 
 static void bad_command_lines_end_in_one_line(void **) {
@@ -247,7 +302,9 @@ static void bad_command_lines_end_in_one_line(void **) {
     expect_parse_death("--tokens_per_step 3", "did you mean --tokens-per-step?");
     expect_parse_death("--zzzzzzzzzzzz 3", "unknown option --zzzzzzzzzzzz: --help lists");
     expect_parse_death("-Q 3", "unknown option -Q");
-    expect_parse_death("book.txt", "expected an option, found `book.txt`");
+    expect_parse_death("book.txt", "expected an option, found `book.txt`\n");
+    expect_parse_death("--train a.txt b.txt", "found `b.txt`; quote globs, so that the shell");
+    expect_parse_death("--json maybe", "--json maybe: expected 0 or 1\n");
     expect_parse_death("--batch", "--batch needs a value");
     expect_parse_death("--train --val x", "--train needs a value, found --val");
     expect_parse_death("--batch 0", "--batch 0: expected an integer from 1 to 65536");
@@ -260,8 +317,6 @@ static void bad_command_lines_end_in_one_line(void **) {
     expect_parse_death("--shard hybrid", "expected full|grads|states|none|hybrid:node|hybrid:K");
     expect_parse_death("--shard hybrid:0", "--shard hybrid:0: expected");
     expect_parse_death("--overfit=2", "--overfit 2: expected 0 or 1");
-    expect_parse_death("--batch 2 --batch 3", "--batch is given twice");
-    expect_parse_death("-b 2 --batch=2", "--batch is given twice");
     expect_parse_death("--config /nowhere/x.cfg", "cannot read /nowhere/x.cfg: No such file");
 }
 
@@ -303,19 +358,27 @@ static void options_survive_the_config_file(void **) {
     assert_true(back.lr == o.lr && back.seed == UINT64_MAX);
 }
 
-static void flags_win_over_config_files_and_later_ones_over_earlier(void **) {
+static void of_options_given_twice_the_later_holds(void **) {
+    assert_int_equal(parse("--batch 2 --batch 3").batch, 3);
+    assert_int_equal(parse("-b 3 --batch=2").batch, 2);
+    assert_false(parse("--json --json=0").json);
+    Options o = parse("--recompute every:2 --recompute none");
+    assert_int_equal(o.recompute, RECOMPUTE_NONE);
+    expect_parse_death("--batch 0 --batch 3", "--batch 0: expected");
     const char first[] =
-        "# a comment\n\nbatch = 3\nlr=1e-3   # rate\n  train = \"a b.txt\"\nsteps = 7\n";
-    const char second[] = "batch = 5\r\nbatch = 6\n";
+        "\xef\xbb\xbf# a comment\n\nbatch = 3\nlr=1e-3   # rate\n  train = \"a b.txt\"\nsteps = "
+        "7\n";
+    const char second[] = "\xef\xbb\xbf"
+                          "batch = 5\r\nbatch = 6\n";
     write_file(temporary("first.cfg"), first, sizeof first - 1);
     write_file(temporary("second.cfg"), second, sizeof second - 1);
     char line[1024];
-    snprintf(line, sizeof line, "--steps 9 --config %s --config %s", temporary("first.cfg"),
-             temporary("second.cfg"));
-    Options o = parse(line);
+    snprintf(line, sizeof line, "--steps 8 --lr 1 --config %s --steps 9 --config %s",
+             temporary("first.cfg"), temporary("second.cfg"));
+    o = parse(line);
     assert_int_equal(o.batch, 6);
-    assert_int_equal(o.steps, 9);
-    assert_true(o.lr == 1e-3f);
+    assert_int_equal(o.steps, 9);  // behind the file: the line
+    assert_true(o.lr == 1e-3f);    // in front of it: the file
     assert_string_equal(o.train, "a b.txt");
 }
 
@@ -1226,10 +1289,14 @@ int main(void) {
         cmocka_unit_test(a_flag_stands_alone_or_takes_0_or_1),
         cmocka_unit_test(sizes_may_be_written_with_an_exponent),
         cmocka_unit_test(flags_of_llmc_that_are_not_here_are_explained),
+        cmocka_unit_test(flags_of_llmc_that_ask_for_nothing_pass),
+        cmocka_unit_test(names_of_other_trainers_lead_to_ours),
+        cmocka_unit_test(all_unknown_options_are_named_at_once),
+        cmocka_unit_test(help_and_version_answer_and_end),
         cmocka_unit_test(bad_command_lines_end_in_one_line),
         cmocka_unit_test(help_lists_every_option_and_its_range),
         cmocka_unit_test(options_survive_the_config_file),
-        cmocka_unit_test(flags_win_over_config_files_and_later_ones_over_earlier),
+        cmocka_unit_test(of_options_given_twice_the_later_holds),
         cmocka_unit_test(bad_config_files_end_in_one_line),
         cmocka_unit_test(precision_policies_come_to_dtypes),
         cmocka_unit_test(die_names_rank_and_step_in_one_line),

@@ -95,7 +95,6 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--config nowhere.cfg", "nowhere.cfg"},
         {"--model gpt3:c12288 --train test/reference/small/train.txt --seq 64 --steps 1",
          "MiB are needed"},
-        {TINY "--ranks 4 --batch 1 --batch 2", "given twice"},
         {TINY "--batch 2 --tokens-per-step 27", "nearest: 28"},
         {TINY "--val test/reference/small/val.txt", "same kind of data"},
         {TINY "--export-model nowhere/model.bin", "--export-model nowhere/model.bin"},
