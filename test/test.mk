@@ -3,12 +3,12 @@
 T = build/test
 # Freed buffers are filled with NaN.
 TEST_FLAGS = $(CPU_FLAGS) -DFSDP_POISON
-TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h) test/death.h
+TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h) test/death.h test/run.h
 TEST_PACKAGES = g++ make libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
 TESTS = $(T)/test_lib $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity \
-        $(T)/test_program $(if $(EMULATOR_HERE),$(T)/test_emulated)
+        $(T)/test_program $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20
 
@@ -24,7 +24,7 @@ test-build: train_gpt $(TESTS) $(if $(EMULATOR_HERE),$(EMULATED) build-emulator-
 
 test-run:
 	@failed=0; for t in $(TESTS); do echo "== $$t"; $$t || failed=$$((failed + 1)); done; \
-	echo "$(words $(TESTS)) test programs, $$failed failed"; test $$failed = 0 -a $(words $(TESTS)) -gt 9
+	echo "$(words $(TESTS)) test programs, $$failed failed"; test $$failed = 0 -a $(words $(TESTS)) -gt 10
 ifdef EMULATOR_HERE
 	@$(MAKE) --no-print-directory -j$$(nproc) -Otarget DEVICE=cpu test-emulator test-kernels
 else

@@ -7,60 +7,19 @@
 #include <setjmp.h>
 #include <signal.h>
 #include <stdarg.h>
-#include <sys/wait.h>
 #include <time.h>
 extern "C" {
 #include <cmocka.h>
 }
 
-#define PROGRAM "./train_gpt"
+#include "run.h"
+
 #define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin "
-static char folder[64];
 
-typedef struct {
-    int status;
-    char out[16384], err[4096];
-} Outcome;
-
-static void read_text(const char *path, char *text, size_t room) {
-    FILE *f = fopen(path, "r");
-    size_t n = f ? fread(text, 1, room - 1, f) : 0;
-    text[n] = 0;
-    if (f) fclose(f);
-}
-
-// Runs a shell command, in at most a minute.
-static Outcome run(const char *format, ...) {
-    static char command[2048], full[4096], path[128];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    Outcome o;
-    snprintf(full, sizeof full,
-             "cd . && timeout -s KILL 60 bash -c \"set -f; %s\" >%s/out 2>%s/err", command, folder,
-             folder);
-    o.status = system(full);
-    snprintf(path, sizeof path, "%s/out", folder);
-    read_text(path, o.out, sizeof o.out);
-    snprintf(path, sizeof path, "%s/err", folder);
-    read_text(path, o.err, sizeof o.err);
-    return o;
-}
-
-static int lines_of(const char *text) {
-    int n = 0;
-    for (; *text; text++) n += *text == '\n';
-    return n;
-}
-
-// One line on stderr that names what is wrong; a failure by itself, not by the time limit.
-static void expect_refusal(const char *options, const char *expected) {
-    Outcome o = run(PROGRAM " %s", options);
-    if (!WIFEXITED(o.status) || WEXITSTATUS(o.status) == 0 || WEXITSTATUS(o.status) >= 124)
-        fail_msg("%s: expected a refusal, found status %#x", options, (unsigned)o.status);
-    if (!strstr(o.err, expected) || lines_of(o.err) != 1)
-        fail_msg("%s: expected one line with `%s`, found: %s", options, expected, o.err);
+static void expect_refusal_of(const char *options, const char *expected) {
+    char command[1024];
+    snprintf(command, sizeof command, PROGRAM " %s", options);
+    expect_refusal(command, expected);
 }
 
 static void bad_options_and_files_end_in_one_line(void **) {
@@ -103,7 +62,7 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--steps 2 >/dev/full", "cannot write to stdout"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
-        expect_refusal(cases[i].options, cases[i].expected);
+        expect_refusal_of(cases[i].options, cases[i].expected);
 }
 
 static void bad_shards_end_in_one_line(void **) {
@@ -115,11 +74,11 @@ static void bad_shards_end_in_one_line(void **) {
     for (auto &c : cases) {
         snprintf(options, sizeof options, "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train %s/%s",
                  folder, c[0]);
-        expect_refusal(options, c[1]);
+        expect_refusal_of(options, c[1]);
     }
     snprintf(options, sizeof options,
              "--model %s/model.bin --train test/reference/tiny/train_*.bin", folder);
-    expect_refusal(options, "expected a model.bin");
+    expect_refusal_of(options, "expected a model.bin");
 }
 
 // The loss column of --json lines.
@@ -146,12 +105,10 @@ static void forked_ranks_and_mpirun_give_the_same_losses(void **) {
     assert_int_equal(four.status, 0);
     expect_same_losses(one.out, four.out);
     if (system("command -v mpirun >/dev/null") != 0) return;
-    const char *mpirun =
-        "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe";
-    mpi = run("%s -n 4 " PROGRAM " %s", mpirun, options);
+    mpi = run(MPIRUN " -n 4 " PROGRAM " %s", options);
     if (mpi.status != 0) fail_msg("mpirun failed: %s", mpi.err);
     expect_same_losses(one.out, mpi.out);
-    nodes = run("FSDP_RANKS_PER_NODE=2 %s -n 6 " PROGRAM " %s --shard hybrid:2", mpirun, options);
+    nodes = run("FSDP_RANKS_PER_NODE=2 " MPIRUN " -n 6 " PROGRAM " %s --shard hybrid:2", options);
     if (nodes.status != 0) fail_msg("mpirun failed: %s", nodes.err);
     expect_same_losses(one.out, nodes.out);
 }
@@ -282,17 +239,6 @@ static void a_closed_stdout_does_not_end_in_the_log(void **) {
     assert_null(strstr(text, "step"));
 }
 
-static void the_published_models_can_be_planned(void **) {
-    static const char *const sizes[] = {"124M", "350M", "774M", "1558M", "125M", "760M",
-                                        "1.3B", "2.7B", "6.7B", "13B",   "175B"};
-    for (const char *size : sizes) {
-        static Outcome o;
-        o = run("scripts/gpt.sh %s --dry-run", size);
-        if (o.status != 0 || !strstr(o.out, "memory per rank"))
-            fail_msg("%s: %s%s", size, o.out, o.err);
-    }
-}
-
 static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
     static Outcome one, five;
     const char *options =
@@ -324,8 +270,7 @@ static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
 }
 
 int main(void) {
-    snprintf(folder, sizeof folder, "/tmp/test_program.XXXXXX");
-    if (!mkdtemp(folder)) return 1;
+    if (make_test_folder("test_program") != 0) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_and_files_end_in_one_line),
         cmocka_unit_test(bad_shards_end_in_one_line),
@@ -337,12 +282,9 @@ int main(void) {
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(json_output_is_json),
         cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
-        cmocka_unit_test(the_published_models_can_be_planned),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return (failed == 0 && system(command) != 0) || failed;
+    return (failed == 0 && remove_test_folder() != 0) || failed;
 }

@@ -1,0 +1,91 @@
+// test/test_scripts.cpp: the commands in scripts/ as a user runs them: what they are given holds,
+// and what is wrong with it is said in one line.
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+extern "C" {
+#include <cmocka.h>
+}
+
+#include "run.h"
+
+// ---- scripts/gpt.sh ----------------------------------------------------------------------------
+
+static void the_published_models_can_be_planned(void **) {
+    static const char *const sizes[] = {"124M", "350M", "774M", "1558M", "125M", "760M",
+                                        "1.3B", "2.7B", "6.7B", "13B",   "175B"};
+    for (const char *size : sizes) {
+        static Outcome o;
+        o = run("scripts/gpt.sh %s --dry-run", size);
+        if (o.status != 0 || !strstr(o.out, "memory per rank"))
+            fail_msg("%s: %s%s", size, o.out, o.err);
+    }
+}
+
+// LAUNCH=echo shows the command instead of running it; the program's own words show the rest.
+static void options_behind_the_size_win_over_the_table(void **) {
+    static const struct {
+        const char *options, *expected;
+    } cases[] = {
+        {"175B --dry-run --recompute none --batch 2", "B 2 x T 2048 x 256 ranks"},
+        {"175B --dry-run=1 --precision fp64-moments", "24.0 bytes a parameter / 256 ranks"},
+        {"175B --dry-run --ranks 4", "B 1 x T 2048 x 4 ranks x 384 micro-steps"},
+        {"124M --ranks=64 --dry-run", "B 8 x T 1024 x 64 ranks x 1 micro-steps = 524288"},
+        {"124M --dry-run --ranks 2 --config test/reference/tiny/options.cfg",
+         "B 2 x T 7 x 2 ranks"},
+    };
+    static Outcome o;
+    for (auto &c : cases) {
+        o = run("scripts/gpt.sh %s", c.options);
+        if (o.status != 0 || !strstr(o.out, c.expected))
+            fail_msg("%s: expected `%s`, found: %s%s", c.options, c.expected, o.out, o.err);
+    }
+    o = run("RANKS=64 scripts/gpt.sh 124M --dry-run");
+    if (!strstr(o.out, "T 1024 x 64 ranks")) fail_msg("RANKS=64: %s%s", o.out, o.err);
+    o = run("LAUNCH='echo run' scripts/gpt.sh 124M --batch 2 --dry-run 0");
+    if (!strstr(o.out, "run scripts/../train_gpt") || !strstr(o.out, "--batch 2"))
+        fail_msg("expected the command, found: %s%s", o.out, o.err);
+}
+
+static void sizes_that_are_not_published_are_refused(void **) {
+    expect_refusal("scripts/gpt.sh", "scripts/gpt.sh: no size: expected one of 124M 350M");
+    expect_refusal("scripts/gpt.sh 7B", "scripts/gpt.sh: 7B: expected one of 124M 350M");
+    expect_refusal("scripts/gpt.sh 124M --ranks many", "--ranks many: expected a number of ranks");
+    expect_refusal("scripts/gpt.sh 124M --dry-run --ranks 3", "multiple of batch 64 x seq 1024");
+}
+
+#define TRAINS "--model gpt2:L=1,C=8,NH=2,T=16 --precision fp32 --batch 1 --tokens-per-step 32 "
+
+static void a_published_model_trains_on_a_path_from_where_the_user_is(void **) {
+    if (system("command -v mpirun >/dev/null") != 0) skip();
+    static Outcome o;
+    o = run("cp test/reference/small/train.txt %s/book.txt; root=\\$PWD; cd %s; "
+            "LAUNCH='env " MPIRUN " -n 2' \\$root/scripts/gpt.sh 124M " TRAINS
+            "--train book.txt --steps 2 --json",
+            folder, folder);
+    if (o.status != 0 || lines_of(o.out) != 2) fail_msg("found: %s%s", o.out, o.err);
+}
+
+static void a_loop_over_lines_goes_on_behind_the_script(void **) {
+    if (system("command -v mpirun >/dev/null") != 0) skip();
+    static Outcome o;
+    o = run("printf '1\\n2\\n' | while read steps; do LAUNCH='env " MPIRUN
+            " -n 1' scripts/gpt.sh 124M " TRAINS
+            "--train test/reference/small/train.txt --steps \\$steps --json; done");
+    if (o.status != 0 || lines_of(o.out) != 3)
+        fail_msg("expected 1 + 2 lines, found: %s%s", o.out, o.err);
+}
+
+int main(void) {
+    if (make_test_folder("test_scripts") != 0) return 1;
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_published_models_can_be_planned),
+        cmocka_unit_test(options_behind_the_size_win_over_the_table),
+        cmocka_unit_test(sizes_that_are_not_published_are_refused),
+        cmocka_unit_test(a_published_model_trains_on_a_path_from_where_the_user_is),
+        cmocka_unit_test(a_loop_over_lines_goes_on_behind_the_script),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    return (failed == 0 && remove_test_folder() != 0) || failed;
+}
