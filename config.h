@@ -1,20 +1,18 @@
-// config.h: what is settled before a run: the sizes of the model and of a micro-batch,
-// and how it is sharded. Plain numbers, known to the program, the model and fsdp.h alike;
-// no device, no compute dtype.
+// config.h: how a run's parameters are sharded, and what a step's sharding came to. Plain numbers,
+// known to the program, the model, the ops and fsdp.h alike; no transformer, no device, no compute
+// dtype.
 #pragma once
 
 #include "lib/buffers.h"
-#include "lib/options.h"
-#include "lib/tensors.h"
 
 typedef enum { MOMENTS_FP32, MOMENTS_FP64, MOMENTS_BF16 } MomentType;
 
 typedef struct {
     int rank, world;
-    int K;             // ranks in a shard group; rank % K is the own slice
-    bool ordered;      // --reduce ordered
-    bool resident;     // every unit has its own slot, gathered once an update (ZeRO-2, ZeRO-1)
-    bool local;        // gradients stay whole over the micro-steps, reduced once
+    int K;          // ranks in a shard group; rank % K is the own slice
+    bool ordered;   // --reduce ordered
+    bool resident;  // every unit has its own slot: gathered once after an update (ZeRO-2, ZeRO-1)
+    bool local;     // gradients stay whole over the micro-steps, reduced once
     bool bf16_reduce;  // gradients travel as bf16
     bool bf16_grads;   // gradient shards are bf16
     MomentType moments;
@@ -27,12 +25,3 @@ typedef struct {
     long collectives;
     double wait_ms;  // that the compute stream waited for collectives
 } FsdpCounters;
-
-typedef struct {
-    ModelConfig model;
-    int B, T;                    // sequences and tokens of a micro-batch
-    int logits_rows;             // rows of logits that exist at a time
-    int unit, unit_k;            // --unit
-    int recompute, recompute_k;  // --recompute
-    FsdpConfig fsdp;
-} GptConfig;

@@ -3,13 +3,16 @@
 //
 // A sample is T tokens and, as targets, the same tokens one further on. It lies within one file;
 // samples of a file follow each other every T tokens, so the last target of one is the first token
-// of the next. Micro-batch m is samples m*B .. m*B+B-1 of the global order, and it is a function of
-// m alone: no position is kept, so any number of ranks and any resumed run get the same data. With
-// shuffling the order goes on for ever, each epoch a new permutation of all samples; without, it
-// ends, and rows behind the end have target -1.
+// of the next. A micro-batch is B neighbours of the global order of samples, and a sample of that
+// order is a function of its number alone: no position is kept, so any number of ranks and any
+// resumed run get the same data. With shuffling the order goes on for ever, each epoch a new
+// permutation of all samples; without, it ends, and rows behind the end have target -1.
+//
+// One thread reads a step ahead. What it cannot read is reported by the fetch of that step: the run
+// is whole then, and can be saved.
 #pragma once
 
-#include "lib/die.h"
+#include "lib/files.h"
 #include "lib/rng.h"
 
 #include <glob.h>
@@ -19,6 +22,12 @@ enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD32_MAGIC = 20240801, SHAR
 enum { SHARD_HEADER_BYTES = 1024, TEXT_EOT = 256, TEXT_VOCAB = 257, SHARD_VOCAB = 50257 };
 typedef enum { DATA_TEXT, DATA_UINT16, DATA_UINT32 } DataKind;
 typedef enum { AHEAD_EMPTY, AHEAD_READING, AHEAD_READY, AHEAD_STOP } DataAhead;
+
+// The micro-batches of one rank in a step: number k is samples first + k*stride .. + B - 1.
+typedef struct {
+    uint64_t first, stride;
+    int count;
+} DataSpan;
 
 typedef struct {
     const char *path;
@@ -42,14 +51,17 @@ typedef struct {
     } open_files[OPEN_FILES];
     void *raw;  // one sample as it lies in the file
 
-    // Read-ahead: one thread, one micro-batch.
+    // Read-ahead: one thread, one step.
     pthread_t thread;
     pthread_mutex_t mutex;
     pthread_cond_t changed;
-    DataAhead ahead;
-    uint64_t ahead_batch;
     bool has_thread;
-    int *ahead_tokens, *ahead_targets;  // (B,T)
+    DataAhead ahead;
+    DataSpan ahead_span;
+    int *ahead_inputs;  // (ahead_span.count,2,B,T): tokens and targets of each micro-batch
+    int ahead_room;     // micro-batches it has room for
+    bool ahead_ok;
+    Failure ahead_failure;
 } DataLoader;
 
 // ---- files -------------------------------------------------------------------------------------
@@ -158,24 +170,20 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
                 "file(s)",
                 pattern, T + 1, T, (unsigned long long)dl->tokens, dl->file_count);
     for (int i = 0; i < OPEN_FILES; i++) dl->open_files[i].file = -1;
-    size_t elements = (size_t)B * (size_t)T;
     dl->raw = malloc_check(((size_t)T + 1) * 4);
-    dl->ahead_tokens = (int *)malloc_check(elements * sizeof(int));
-    dl->ahead_targets = (int *)malloc_check(elements * sizeof(int));
     pthread_mutex_init(&dl->mutex, NULL);
     pthread_cond_init(&dl->changed, NULL);
 }
 
 // ---- samples -----------------------------------------------------------------------------------
 
-static inline int data_descriptor(DataLoader *dl, int file) {
+static inline int data_descriptor(DataLoader *dl, int file, Failure *failure) {
     int slot = file % OPEN_FILES;
-    if (dl->open_files[slot].file != file) {
-        if (dl->open_files[slot].file >= 0) close(dl->open_files[slot].fd);
-        dl->open_files[slot].fd = open_check(dl->files[file].path, O_RDONLY);
-        dl->open_files[slot].file = file;
-    }
-    return dl->open_files[slot].fd;
+    if (dl->open_files[slot].file == file) return dl->open_files[slot].fd;
+    if (dl->open_files[slot].file >= 0) close(dl->open_files[slot].fd);
+    int fd = open_try(dl->files[file].path, O_RDONLY, failure);
+    dl->open_files[slot].file = fd < 0 ? -1 : file;
+    return dl->open_files[slot].fd = fd;
 }
 
 // The file that holds a sample of the unshuffled order.
@@ -192,17 +200,19 @@ static inline int data_find_file(const DataLoader *dl, uint64_t sample) {
 }
 
 // Tokens first .. first + T of a file: T tokens and their T targets.
-static inline void data_read_sample(DataLoader *dl, int index, uint64_t first, int *tokens,
-                                    int *targets) {
+static inline bool data_read_sample(DataLoader *dl, int index, uint64_t first, int *tokens,
+                                    int *targets, Failure *failure) {
     const DataFile *file = &dl->files[index];
-    int fd = data_descriptor(dl, index), T = dl->T;
+    int fd = data_descriptor(dl, index, failure), T = dl->T;
+    if (fd < 0) return false;
     size_t size = data_token_bytes(file->kind);
     // Token 0 of a text is not in the file: the bytes begin one place later,
     // and one less is read there.
     int made = file->kind == DATA_TEXT && first == 0;
     uint64_t at =
         file->kind == DATA_TEXT ? first + (uint64_t)made - 1 : SHARD_HEADER_BYTES + first * size;
-    read_exact(fd, dl->raw, (size_t)(T + 1 - made) * size, at, file->path);
+    if (!read_try(fd, dl->raw, (size_t)(T + 1 - made) * size, at, file->path, failure))
+        return false;
     for (int t = 0; t <= T; t++) {
         uint32_t token;
         if (t < made)
@@ -214,16 +224,20 @@ static inline void data_read_sample(DataLoader *dl, int index, uint64_t first, i
         else
             token = ((const uint32_t *)dl->raw)[t];
         if (token >= (uint32_t)dl->V)
-            die_all("%s: expected tokens below the vocabulary V=%d, found %u at token %llu",
-                    file->path, dl->V, token, (unsigned long long)(first + (uint64_t)t));
+            return fails(failure,
+                         "%s: expected tokens below the vocabulary V=%d, found %u at token %llu",
+                         file->path, dl->V, token, (unsigned long long)(first + (uint64_t)t));
         if (t < T) tokens[t] = (int)token;
         if (t > 0) targets[t - 1] = (int)token;
     }
+    return true;
 }
 
-static inline void data_read_batch(DataLoader *dl, uint64_t batch, int *tokens, int *targets) {
+// Samples first .. first + B - 1: tokens (B,T), targets (B,T).
+static inline bool data_read_batch(DataLoader *dl, uint64_t first, int *tokens, int *targets,
+                                   Failure *failure) {
     for (int b = 0; b < dl->B; b++, tokens += dl->T, targets += dl->T) {
-        uint64_t sample = batch * (uint64_t)dl->B + (uint64_t)b;
+        uint64_t sample = first + (uint64_t)b;
         if (!dl->shuffle && sample >= dl->samples) {
             for (int t = 0; t < dl->T; t++) tokens[t] = 0, targets[t] = -1;
             continue;
@@ -231,9 +245,20 @@ static inline void data_read_batch(DataLoader *dl, uint64_t batch, int *tokens, 
         if (dl->shuffle)
             sample = rng_permute(dl->seed, sample / dl->samples, dl->samples, sample % dl->samples);
         int file = data_find_file(dl, sample);
-        uint64_t first = (sample - dl->files[file].first_sample) * (uint64_t)dl->T;
-        data_read_sample(dl, file, first, tokens, targets);
+        uint64_t at = (sample - dl->files[file].first_sample) * (uint64_t)dl->T;
+        if (!data_read_sample(dl, file, at, tokens, targets, failure)) return false;
     }
+    return true;
+}
+
+// inputs (span.count,2,B,T).
+static inline bool data_read_span(DataLoader *dl, DataSpan span, int *inputs, Failure *failure) {
+    size_t BT = (size_t)dl->B * (size_t)dl->T;
+    for (int k = 0; k < span.count; k++, inputs += 2 * BT)
+        if (!data_read_batch(dl, span.first + (uint64_t)k * span.stride, inputs, inputs + BT,
+                             failure))
+            return false;
+    return true;
 }
 
 // ---- what the training loop calls --------------------------------------------------------------
@@ -243,14 +268,17 @@ static inline void data_read_batch(DataLoader *dl, uint64_t batch, int *tokens, 
 static inline void dataloader_check(DataLoader *dl) {
     enum { CHECK_FILES = 64 };
     int count = dl->file_count < CHECK_FILES ? dl->file_count : CHECK_FILES;
+    int *tokens = (int *)malloc_check(2 * (size_t)dl->T * sizeof(int));
+    Failure failure;
     for (int i = 0; i < count; i++) {
         int index = (int)((int64_t)i * (dl->file_count - 1) / (count > 1 ? count - 1 : 1));
-        uint64_t tokens = dl->files[index].tokens, T = (uint64_t)dl->T;
-        if (tokens <= T) continue;  // too short for a sample
-        data_read_sample(dl, index, 0, dl->ahead_tokens, dl->ahead_targets);
-        data_read_sample(dl, index, ((tokens - 1) / T - 1) * T, dl->ahead_tokens,
-                         dl->ahead_targets);
+        uint64_t all = dl->files[index].tokens, T = (uint64_t)dl->T;
+        if (all <= T) continue;  // too short for a sample
+        if (!data_read_sample(dl, index, 0, tokens, tokens + T, &failure) ||
+            !data_read_sample(dl, index, ((all - 1) / T - 1) * T, tokens, tokens + T, &failure))
+            die_all("%s", failure.text);
     }
+    free(tokens);
 }
 
 // Micro-batches of an epoch, the last one perhaps not full.
@@ -264,7 +292,7 @@ static inline void *data_ahead_thread(void *argument) {
     while (dl->ahead != AHEAD_STOP) {
         if (dl->ahead == AHEAD_READING) {
             pthread_mutex_unlock(&dl->mutex);
-            data_read_batch(dl, dl->ahead_batch, dl->ahead_tokens, dl->ahead_targets);
+            dl->ahead_ok = data_read_span(dl, dl->ahead_span, dl->ahead_inputs, &dl->ahead_failure);
             pthread_mutex_lock(&dl->mutex);
             dl->ahead = AHEAD_READY;
             pthread_cond_broadcast(&dl->changed);
@@ -282,33 +310,46 @@ static inline void data_ahead_wait(DataLoader *dl) {
     while (dl->ahead == AHEAD_READING) pthread_cond_wait(&dl->changed, &dl->mutex);
 }
 
-// Starts reading a micro-batch in the background, for the next dataloader_fetch.
-static inline void dataloader_prefetch(DataLoader *dl, uint64_t batch) {
+static inline bool data_same_span(DataSpan a, DataSpan b) {
+    return a.first == b.first && a.stride == b.stride && a.count == b.count;
+}
+
+static inline size_t data_span_bytes(const DataLoader *dl, DataSpan span) {
+    return (size_t)span.count * 2 * (size_t)dl->B * (size_t)dl->T * sizeof(int);
+}
+
+// Starts reading in the background, for the next dataloader_fetch.
+static inline void dataloader_prefetch(DataLoader *dl, DataSpan span) {
     data_ahead_wait(dl);
     if (!dl->has_thread) {
         int error = pthread_create(&dl->thread, NULL, data_ahead_thread, dl);
         if (error) die("cannot start the data loader's thread: %s", strerror(error));
         dl->has_thread = true;
     }
-    if (dl->ahead == AHEAD_EMPTY || dl->ahead_batch != batch) {
-        dl->ahead = AHEAD_READING;
-        dl->ahead_batch = batch;
-        pthread_cond_broadcast(&dl->changed);
+    if (dl->ahead_room < span.count) {
+        free(dl->ahead_inputs);
+        dl->ahead_inputs = (int *)malloc_check(data_span_bytes(dl, span));
+        dl->ahead_room = span.count;
     }
+    dl->ahead = AHEAD_READING;
+    dl->ahead_span = span;
+    pthread_cond_broadcast(&dl->changed);
     pthread_mutex_unlock(&dl->mutex);
 }
 
-// tokens, targets (B,T) of a micro-batch of the global order; targets are -1 behind the end.
-static inline void dataloader_fetch(DataLoader *dl, uint64_t batch, int *tokens, int *targets) {
-    size_t bytes = (size_t)dl->B * (size_t)dl->T * sizeof(int);
+// inputs (span.count,2,B,T): tokens and targets of each micro-batch; targets are -1 behind the end.
+static inline bool dataloader_fetch(DataLoader *dl, DataSpan span, int *inputs, Failure *failure) {
     data_ahead_wait(dl);
-    if (dl->ahead == AHEAD_READY && dl->ahead_batch == batch) {
-        memcpy(tokens, dl->ahead_tokens, bytes);
-        memcpy(targets, dl->ahead_targets, bytes);
+    bool ok;
+    if (dl->ahead == AHEAD_READY && data_same_span(dl->ahead_span, span)) {
+        ok = dl->ahead_ok;
+        *failure = dl->ahead_failure;
+        if (ok) memcpy(inputs, dl->ahead_inputs, data_span_bytes(dl, span));
     } else {
-        data_read_batch(dl, batch, tokens, targets);
+        ok = data_read_span(dl, span, inputs, failure);
     }
     pthread_mutex_unlock(&dl->mutex);
+    return ok;
 }
 
 static inline void dataloader_close(DataLoader *dl) {
@@ -322,8 +363,7 @@ static inline void dataloader_close(DataLoader *dl) {
     for (int i = 0; i < dl->file_count; i++) free((char *)dl->files[i].path);
     free(dl->files);
     free(dl->raw);
-    free(dl->ahead_tokens);
-    free(dl->ahead_targets);
+    free(dl->ahead_inputs);
     pthread_mutex_destroy(&dl->mutex);
     pthread_cond_destroy(&dl->changed);
 }

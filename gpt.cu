@@ -7,7 +7,6 @@
 #include "gpt.h"
 
 #include "fsdp.h"
-#include "lib/model_file.h"
 
 // What the backward of a block reads. With recomputation some of it is one buffer for all blocks.
 typedef struct {
@@ -50,6 +49,9 @@ struct Gpt {
     int *host_tokens;     // (micro_steps,2,B,T)
     double *host_sums;    // (world*micro_steps + 3)
     floatX *host_logits;  // (head_width)
+
+    GptPiece *pieces;  // (npieces) of the rank's arrays
+    int npieces;
 
     int B, T;              // of the current forward
     int borrowed, graded;  // unit whose parameters / gradient slot are in use; -1: none
@@ -472,11 +474,11 @@ static void gpt_update(Gpt *g, const GptUpdate *u) {
     fsdp_schedule(&g->f, g->train_visits, g->ntrain, false);  // the first gathers of the next step
 }
 
-// Sum over all ranks' values, in the order of the global micro-batches.
+// Sum over all ranks' losses, in the order of the global micro-batches. sums (world, micro_steps + 1).
 static double sum_in_order(const double *sums, int world, int micro_steps) {
     double total = 0;
     for (int m = 0; m < micro_steps; m++)
-        for (int r = 0; r < world; r++) total += sums[r * micro_steps + m];
+        for (int r = 0; r < world; r++) total += sums[r * (micro_steps + 1) + m];
     return total;
 }
 
@@ -492,17 +494,22 @@ static void gather_sums(Gpt *g, int n) {
                               cudaMemcpyDeviceToHost, f->reduce));
 }
 
-static GptStep gpt_finish_step(Gpt *g) {
+// A rank's notes travel as one more double behind its loss sums.
+static GptStep gpt_finish_step(Gpt *g, uint32_t notes) {
     Fsdp *f = &g->f;
-    int world = g->c.fsdp.world, n = g->c.fsdp.micro_steps;
-    double *squares = g->host_sums + world * n;
+    int world = g->c.fsdp.world, micro_steps = g->c.fsdp.micro_steps, n = micro_steps + 1;
+    double *squares = g->host_sums + world * n, own_notes = notes;
+    cudaCheck(cudaMemcpyAsync(g->loss_sums + micro_steps, &own_notes, sizeof own_notes,
+                              cudaMemcpyHostToDevice, f->compute));
     gather_sums(g, n);
     cudaCheck(
         cudaMemcpyAsync(squares, f->sums, 3 * sizeof(double), cudaMemcpyDeviceToHost, f->reduce));
     cudaCheck(cudaStreamSynchronize(f->reduce));
-    double tokens = (double)g->c.B * g->c.T * world * n;
+    double tokens = (double)g->c.B * g->c.T * world * micro_steps;
     GptStep step = {};
-    step.loss = sum_in_order(g->host_sums, world, n) / tokens;
+    step.loss = sum_in_order(g->host_sums, world, micro_steps) / tokens;
+    for (int r = 0; r < world; r++) step.notes |= (uint32_t)g->host_sums[r * n + micro_steps];
+    step.first = (uint32_t)g->host_sums[micro_steps];
     step.norm = sqrt(squares[0] + squares[1] + squares[2]) / tokens;
     step.counters = fsdp_take_counters(f);
     return step;
@@ -549,129 +556,73 @@ static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
 }
 
-// ---- parameters in and out: every rank its own pieces ------------------------------------------
+// ---- the rank's state: its pieces of the tensors, and its arrays as they lie --------------------
 
-#define CHUNK ((size_t)1 << 20)  // elements on their way between host and device
+static int unit_of(const Gpt *g, int id, int layer) {
+    int segment = tensor_table[id].segment;
+    if (segment != NO_SEGMENT) return block_unit(g, layer, segment);
+    return id == LNFW || id == LNFB ? g->norm : g->embedding;
+}
 
-// Calls f for each chunk of each own piece; at: in the rank's flat arrays,
-// within: in (tensor id, layer).
-typedef void (*ChunkFunction)(Gpt *g, void *context, float *host, size_t at, size_t n, int id,
-                              int layer, size_t within);
-
-static void for_each_chunk(Gpt *g, ChunkFunction function, void *context) {
-    float *host = (float *)malloc_check(CHUNK * sizeof(float));
+static void plan_pieces(Gpt *g) {
+    g->pieces = (GptPiece *)malloc_check((size_t)g->c.model.L * TENSORS * sizeof *g->pieces);
     for (int layer = 0; layer < g->c.model.L; layer++)
         for (int id = 0; id < TENSORS; id++) {
-            int segment = tensor_table[id].segment;
-            if (segment == NO_SEGMENT && layer > 0) continue;
-            bool in_norm = id == LNFW || id == LNFB;
-            int unit = segment != NO_SEGMENT ? block_unit(g, layer, segment)
-                       : in_norm             ? g->norm
-                                             : g->embedding;
+            if (!tensor_table[id].per_layer && layer > 0) continue;
             FsdpTensor t = {};
             t.offset = g->offsets[layer][id];
             t.elements = tensor_size(&g->c.model, id);
-            FsdpPiece piece = fsdp_piece(&g->f, &g->f.units[unit], &t);
-            for (size_t i = 0; i < piece.n; i += CHUNK) {
-                size_t n = piece.n - i < CHUNK ? piece.n - i : CHUNK;
-                function(g, context, host, piece.at + i, n, id, layer, piece.within + i);
-            }
+            FsdpPiece own = fsdp_piece(&g->f, &g->f.units[unit_of(g, id, layer)], &t);
+            if (own.n > 0)
+                g->pieces[g->npieces++] = (GptPiece){id, layer, own.within, own.at, own.n};
         }
-    free(host);
 }
 
-typedef struct {
-    GptFill fill;
-    uint64_t seed;
-} InitContext;
-
-static void init_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer,
-                       size_t within) {
-    const InitContext *c = (const InitContext *)context;
-    c->fill(host, n, &g->c.model, id, layer, within, c->seed);
-    cudaCheck(cudaMemcpy(g->f.p + at, host, n * sizeof(float), cudaMemcpyHostToDevice));
+static const GptPiece *gpt_pieces(const Gpt *g, int *count) {
+    *count = g->npieces;
+    return g->pieces;
 }
 
-static void gpt_init(Gpt *g, GptFill fill, uint64_t seed) {
-    InitContext c = {fill, seed};
-    for_each_chunk(g, init_chunk, &c);
+static void *array_of(const Gpt *g, GptArray array) {
+    void *const arrays[GPT_ARRAYS] = {g->f.p, g->f.g, g->f.m, g->f.v};
+    return arrays[array];
 }
 
-static void load_chunk(Gpt *g, void *file, float *host, size_t at, size_t n, int id, int layer,
-                       size_t within) {
-    model_file_read((const ModelFile *)file, host, n, id, layer, within);
-    cudaCheck(cudaMemcpy(g->f.p + at, host, n * sizeof(float), cudaMemcpyHostToDevice));
+static size_t gpt_shard_elements(const Gpt *g) {
+    return g->f.shard;
 }
 
-// The file's sizes are the model's (the program has made it so).
-static void gpt_load(Gpt *g, const char *path) {
-    ModelFile file = model_file_open(path);
-    for_each_chunk(g, load_chunk, &file);
-    model_file_close(&file);
+static size_t gpt_element_bytes(const Gpt *g, GptArray array) {
+    return array == GPT_PARAMETERS  ? sizeof(float)
+           : array == GPT_GRADIENTS ? grad_bytes(&g->f)
+                                    : moment_bytes(g->c.fsdp.moments);
 }
 
-typedef struct {
-    ModelFile file;
-    GptArray what;
-} SaveContext;
-
-// Elements at.. of one of the rank's arrays of `size` bytes an element, as fp32.
-static void read_array(const void *array, size_t size, float *host, size_t at, size_t n) {
-    void *raw = malloc_check(n * size);
-    cudaCheck(cudaMemcpy(raw, (const char *)array + at * size, n * size, cudaMemcpyDeviceToHost));
-    for (size_t i = 0; i < n; i++)
-        host[i] = size == 8   ? (float)((double *)raw)[i]
-                  : size == 2 ? bf16_to_float(((uint16_t *)raw)[i])
-                              : ((float *)raw)[i];
-    free(raw);
+static void gpt_read(Gpt *g, GptArray array, void *dst, size_t at, size_t n) {
+    size_t size = gpt_element_bytes(g, array);
+    cudaCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMemcpy(dst, (const char *)array_of(g, array) + at * size, n * size,
+                         cudaMemcpyDeviceToHost));
 }
 
-static void save_chunk(Gpt *g, void *context, float *host, size_t at, size_t n, int id, int layer,
-                       size_t within) {
-    SaveContext *c = (SaveContext *)context;
-    size_t moment = moment_bytes(g->c.fsdp.moments);
-    switch (c->what) {
-    case GPT_PARAMETERS:
-        read_array(g->f.p, sizeof(float), host, at, n);
-        break;
-    case GPT_GRADIENTS:
-        read_array(g->f.g, grad_bytes(&g->f), host, at, n);
-        break;
-    case GPT_MOMENT_M:
-        read_array(g->f.m, moment, host, at, n);
-        break;
-    case GPT_MOMENT_V:
-        read_array(g->f.v, moment, host, at, n);
-        break;
-    }
-    model_file_write(&c->file, host, n, id, layer, within);
+static void gpt_write(Gpt *g, GptArray array, const void *src, size_t at, size_t n) {
+    size_t size = gpt_element_bytes(g, array);
+    cudaCheck(
+        cudaMemcpy((char *)array_of(g, array) + at * size, src, n * size, cudaMemcpyHostToDevice));
+    // A copy from pageable memory may return before its last piece is on the device, and the
+    // program's streams do not wait for the default stream (CUDA Runtime API, "API synchronization
+    // behavior").
+    cudaCheck(cudaDeviceSynchronize());
 }
 
-// Waits until every rank has come here.
-static void all_arrive(Gpt *g) {
+static void gpt_arrive(Gpt *g) {
     Fsdp *f = &g->f;
     ncclCheck(
         ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
     cudaCheck(cudaStreamSynchronize(f->reduce));
 }
 
-static void gpt_save(Gpt *g, GptArray what, const char *path, bool as_bf16) {
-    SaveContext c = {};
-    c.what = what;
-    bool first = g->c.fsdp.rank == 0;
-    cudaCheck(cudaDeviceSynchronize());
-    if (first) c.file = model_file_create(path, &g->c.model, as_bf16, true);
-    all_arrive(g);
-    if (g->f.replica == 0) {
-        if (!first) c.file = model_file_create(path, &g->c.model, as_bf16, false);
-        for_each_chunk(g, save_chunk, &c);
-        model_file_close(&c.file);
-    }
-    all_arrive(g);
-    if (first) model_file_publish(path);
-}
-
-// ---- life --------------------------------------------------------------------------------------
+// ---- life ---------------------------------------------------------------------------------------
 
 static Gpt *gpt_create(const GptConfig *config) {
     Gpt *g = (Gpt *)calloc(1, sizeof *g);
@@ -693,6 +644,7 @@ static Gpt *gpt_create(const GptConfig *config) {
     plan_units(g);
     plan_visits(g);
     fsdp_plan(&g->f, &config->fsdp, &g->buffers);
+    plan_pieces(g);
     plan_activations(g);
     return g;
 }
@@ -734,12 +686,13 @@ static void gpt_finish(Gpt *g) {
     free(g->acts);
     free(g->block_units);
     free(g->offsets);
+    free(g->pieces);
     free(g->train_visits);
     free(g->eval_visits);
     free(g);
 }
 
-static const Buffers *gpt_buffers(const Gpt *g) {
+static Buffers *gpt_buffers(Gpt *g) {
     return &g->buffers;
 }
 
@@ -766,9 +719,12 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_bytes_per_parameter,
                                  gpt_start,
                                  gpt_finish,
-                                 gpt_init,
-                                 gpt_load,
-                                 gpt_save,
+                                 gpt_pieces,
+                                 gpt_shard_elements,
+                                 gpt_element_bytes,
+                                 gpt_read,
+                                 gpt_write,
+                                 gpt_arrive,
                                  gpt_inputs,
                                  gpt_micro_step,
                                  gpt_update,

@@ -4,19 +4,37 @@
 
 #include "config.h"
 #include "device.h"
+#include "lib/options.h"
+#include "lib/tensors.h"
+
+typedef struct {
+    ModelConfig model;
+    int B, T;                    // sequences and tokens of a micro-batch
+    int logits_rows;             // rows of logits that exist at a time
+    int unit, unit_k;            // --unit
+    int recompute, recompute_k;  // --recompute
+    FsdpConfig fsdp;
+} GptConfig;
 
 typedef struct Gpt Gpt;
 
-// What is kept of every parameter.
-typedef enum { GPT_PARAMETERS, GPT_GRADIENTS, GPT_MOMENT_M, GPT_MOMENT_V } GptArray;
+// What is kept of every parameter, each in a flat array of the rank's own.
+typedef enum { GPT_PARAMETERS, GPT_GRADIENTS, GPT_MOMENT_M, GPT_MOMENT_V, GPT_ARRAYS } GptArray;
 
-typedef void (*GptFill)(float *dst, size_t n, const ModelConfig *m, int id, int layer, size_t first,
-                        uint64_t seed);
+// Elements of one tensor that this rank owns: a rank's arrays are its pieces, and padding.
+typedef struct {
+    int id, layer;
+    size_t first;  // element of (tensor id, layer); a multiple of FSDP_ALIGN
+    size_t at;     // the same element in the rank's arrays
+    size_t n;
+} GptPiece;
 
 // What a step came to, the same on all ranks.
 typedef struct {
-    double loss;  // mean over all tokens of the step
-    double norm;  // of the gradient, before clipping
+    double loss;     // mean over all tokens of the step
+    double norm;     // of the gradient, before clipping
+    uint32_t notes;  // of all ranks together (or), see finish_step
+    uint32_t first;  // of rank 0
     FsdpCounters counters;
 } GptStep;
 
@@ -31,25 +49,28 @@ typedef struct {
     const char *name;  // e.g. "bf16 avx512"
     // Lays everything out, without touching the device.
     Gpt *(*create)(const GptConfig *config);
-    const Buffers *(*buffers)(const Gpt *g);
+    // Until start, other rooms may add rows of their own.
+    Buffers *(*buffers)(Gpt *g);
     double (*bytes_per_parameter)(const Gpt *g);
     // Allocates the buffers of the table and joins the other ranks.
     void (*start)(Gpt *g, ncclUniqueId id);
     void (*finish)(Gpt *g);
-    // Parameters from the seed, or from a model file with the same sizes. fill is tensor_init,
-    // compiled for the plainest processor: the same weights at every SIMD level.
-    void (*init)(Gpt *g, GptFill fill, uint64_t seed);
-    void (*load)(Gpt *g, const char *path);
-    // Writes one of the four arrays as a model file; returns when all ranks
-    // have written their part.
-    void (*save)(Gpt *g, GptArray what, const char *path, bool as_bf16);
+    // The rank's pieces in the order of its arrays, and their elements as they lie there (see
+    // element_bytes): from the device to dst once all work is done, and back before any begins.
+    const GptPiece *(*pieces)(const Gpt *g, int *count);
+    size_t (*shard_elements)(const Gpt *g);  // of each of the rank's arrays
+    size_t (*element_bytes)(const Gpt *g, GptArray array);
+    void (*read)(Gpt *g, GptArray array, void *dst, size_t at, size_t n);
+    void (*write)(Gpt *g, GptArray array, const void *src, size_t at, size_t n);
+    void (*arrive)(Gpt *g);  // waits until every rank has come here
 
     // Host memory for micro-step i: B*T tokens, then B*T targets (-1: not counted).
     int *(*inputs)(Gpt *g, int micro_step);
     // Forward and backward of one micro-batch; its gradient is added to the shards.
     void (*micro_step)(Gpt *g, int micro_step);
     void (*update)(Gpt *g, const GptUpdate *u);
-    GptStep (*finish_step)(Gpt *g);  // waits for the step
+    // Waits for the step. notes: bits that this rank has to tell the others.
+    GptStep (*finish_step)(Gpt *g, uint32_t notes);
     // Sums over one micro-batch of every rank; loss and tokens hold one value a rank.
     void (*evaluate)(Gpt *g, double *loss, double *tokens);
     // Logits (V) after n tokens; every rank has to call with the same tokens.

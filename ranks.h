@@ -26,7 +26,7 @@ extern "C" void emu_progress(void);  // device work goes on while a host waits f
 // Shared by forked ranks: a barrier and room for one exchange.
 typedef struct {
     int arrived, generation;
-    char words[RANKS_WORDS];
+    alignas(64) char words[RANKS_WORDS];
 } RanksShared;
 
 typedef struct {
@@ -194,7 +194,7 @@ static void ranks_mpi_wait(MPI_Request *request) {
 #endif
 
 // Forked ranks only.
-static void ranks_barrier(Ranks *r) {
+static void ranks_meet(Ranks *r) {
     int generation = __atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE);
     if (__atomic_add_fetch(&r->shared->arrived, 1, __ATOMIC_ACQ_REL) == r->world) {
         r->shared->arrived = 0;
@@ -205,19 +205,53 @@ static void ranks_barrier(Ranks *r) {
 }
 
 // Copies rank 0's bytes to all.
-static void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
-    if (bytes > RANKS_WORDS)
-        die("ranks_broadcast: expected at most %d bytes, found %zu", RANKS_WORDS, bytes);
+static inline void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
+    char *at = (char *)words;
+    for (size_t n; bytes > 0; at += n, bytes -= n) {
+        n = bytes < RANKS_WORDS ? bytes : RANKS_WORDS;
 #ifdef USE_MPI
-    if (!r->shared && r->world > 1) {
-        MPI_Request request;
-        MPI_Ibcast(words, (int)bytes, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
-        ranks_mpi_wait(&request);
-    }
+        if (!r->shared && r->world > 1) {
+            MPI_Request request;
+            MPI_Ibcast(at, (int)n, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
+            ranks_mpi_wait(&request);
+        }
 #endif
-    if (!r->shared) return;
-    if (r->rank == 0) memcpy(r->shared->words, words, bytes);
-    ranks_barrier(r);
-    memcpy(words, r->shared->words, bytes);
-    ranks_barrier(r);
+        if (!r->shared) continue;
+        if (r->rank == 0) memcpy(r->shared->words, at, n);
+        ranks_meet(r);
+        memcpy(at, r->shared->words, n);
+        ranks_meet(r);
+    }
+}
+
+// Each of n values becomes the sum of all ranks' (modulo 2^64).
+static inline void ranks_sum(Ranks *r, uint64_t *values, size_t n) {
+    const size_t AT_A_TIME = RANKS_WORDS / sizeof(uint64_t);
+    for (size_t i = 0, count; i < n; i += count) {
+        count = n - i < AT_A_TIME ? n - i : AT_A_TIME;
+#ifdef USE_MPI
+        if (!r->shared && r->world > 1) {
+            MPI_Request request;
+            MPI_Iallreduce(MPI_IN_PLACE, values + i, (int)count, MPI_UINT64_T, MPI_SUM,
+                           MPI_COMM_WORLD, &request);
+            ranks_mpi_wait(&request);
+        }
+#endif
+        if (!r->shared) continue;
+        uint64_t *sums = (uint64_t *)(void *)r->shared->words;
+        if (r->rank == 0) memset(sums, 0, RANKS_WORDS);
+        ranks_meet(r);
+        for (size_t k = 0; k < count; k++)
+            __atomic_add_fetch(&sums[k], values[i + k], __ATOMIC_RELAXED);
+        ranks_meet(r);
+        memcpy(values + i, sums, count * sizeof(uint64_t));
+        ranks_meet(r);
+    }
+}
+
+// Is it so on any rank?
+static inline bool ranks_any(Ranks *r, bool here) {
+    uint64_t count = here;
+    ranks_sum(r, &count, 1);
+    return count > 0;
 }

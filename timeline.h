@@ -3,7 +3,7 @@
 #pragma once
 
 #include "device.h"
-#include "lib/die.h"
+#include "lib/files.h"
 
 #define TIMELINE_STREAMS 3
 

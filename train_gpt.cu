@@ -1,11 +1,10 @@
-// train_gpt.cu: the program: options to a plan, the plan to a model on every rank,
-// the training loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither
-// layers nor devices' kernels.
+// train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
+// loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
+// kernels.
+#include "checkpoint/parameters.h"
 #include "dataloader.h"
-#include "gpt.h"
 #include "lib/clock.h"
 #include "lib/logger.h"
-#include "lib/model_file.h"
 #include "lib/peak.h"
 #include "lib/sampler.h"
 #include "lib/tokenizer.h"
@@ -25,6 +24,7 @@ typedef struct {
     Gpt *gpt;
     GptConfig config;
     int micro_steps;  // per optimizer step
+    uint64_t samples_per_step;
     long steps;
     bool text;  // data are bytes
     DataLoader train, val;
@@ -126,6 +126,7 @@ static void plan_steps(Run *r) {
                 (unsigned long long)wanted, (unsigned long long)most, r->ranks.world,
                 (unsigned long long)(wanted / round));
     r->micro_steps = (int)(wanted / round);
+    r->samples_per_step = wanted / (uint64_t)r->config.T;
 }
 
 // Ranks in a shard group.
@@ -347,10 +348,11 @@ static void start_model(Run *r) {
         die("cannot create a communicator's id");
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
+    Model model = {r->code, r->gpt, &r->config};
     if (model_is_file(r->o.model))
-        r->code->load(r->gpt, r->o.model);
+        parameters_load(&model, r->o.model);
     else
-        r->code->init(r->gpt, tensor_init, r->o.seed);
+        parameters_init(&model, r->o.seed);
 }
 
 static void start(Run *r, int argc, char **argv) {
@@ -381,6 +383,12 @@ static void start(Run *r, int argc, char **argv) {
 
 // ---- validation and samples: every rank takes part ---------------------------------------------
 
+static void fetch(Run *r, DataLoader *dl, DataSpan span, int *inputs) {
+    (void)r;
+    Failure failure;
+    if (!dataloader_fetch(dl, span, inputs, &failure)) die("%s", failure.text);
+}
+
 // Mean loss over the first val-batches micro-batches, the same for any number of ranks.
 static double validate(Run *r) {
     uint64_t batches = dataloader_batches(&r->val), wanted = (uint64_t)r->o.val_batches;
@@ -394,7 +402,7 @@ static double validate(Run *r) {
     for (uint64_t at = 0; at < batches; at += (uint64_t)world) {
         uint64_t batch = at + (uint64_t)r->ranks.rank;
         if (batch < batches)
-            dataloader_fetch(&r->val, batch, inputs, inputs + BT);
+            fetch(r, &r->val, {batch * (uint64_t)r->config.B, 0, 1}, inputs);
         else
             for (size_t i = 0; i < BT; i++)
                 inputs[i] = 0, inputs[BT + i] = -1;  // nothing left for this rank
@@ -470,21 +478,22 @@ static void report_sample(Run *r, long step) {
 
 // ---- the training loop -------------------------------------------------------------------------
 
-// Global index of this rank's micro-batch: step, then micro-step, then rank.
-static uint64_t batch_index(const Run *r, long step, int micro_step) {
-    uint64_t in_step = (uint64_t)micro_step * (uint64_t)r->ranks.world + (uint64_t)r->ranks.rank;
-    uint64_t before =
-        r->o.overfit ? 0 : (uint64_t)step * (uint64_t)r->micro_steps * (uint64_t)r->ranks.world;
-    return before + in_step;
+// This rank's micro-batches of a step: in the global order, micro-step by micro-step, a micro-batch
+// of each rank.
+static DataSpan step_span(const Run *r, uint64_t samples) {
+    uint64_t B = (uint64_t)r->config.B, first = r->o.overfit ? 0 : samples;
+    DataSpan span = {first + (uint64_t)r->ranks.rank * B, (uint64_t)r->ranks.world * B,
+                     r->micro_steps};
+    return span;
 }
 
-static GptStep train_step(Run *r, long step, double lr) {
-    size_t BT = (size_t)r->config.B * (size_t)r->config.T;
+// samples: used up before this step. The data of the next step are there when this one ends, or
+// are known not to be.
+static GptStep train_step(Run *r, long step, uint64_t samples, double lr) {
+    fetch(r, &r->train, step_span(r, samples), r->code->inputs(r->gpt, 0));
+    if (step + 1 < r->steps)
+        dataloader_prefetch(&r->train, step_span(r, samples + r->samples_per_step));
     for (int i = 0; i < r->micro_steps; i++) {
-        int *inputs = r->code->inputs(r->gpt, i);
-        dataloader_fetch(&r->train, batch_index(r, step, i), inputs, inputs + BT);
-        dataloader_prefetch(&r->train, i + 1 < r->micro_steps ? batch_index(r, step, i + 1)
-                                                              : batch_index(r, step + 1, 0));
         r->code->micro_step(r->gpt, i);
         watchdog_alive(&r->watchdog);
     }
@@ -492,7 +501,7 @@ static GptStep train_step(Run *r, long step, double lr) {
     GptUpdate update = {(float)lr,       o->beta1,     o->beta2, o->eps,
                         o->weight_decay, o->grad_clip, step,     o->seed};
     r->code->update(r->gpt, &update);
-    GptStep s = r->code->finish_step(r->gpt);
+    GptStep s = r->code->finish_step(r->gpt, 0);
     watchdog_alive(&r->watchdog);
     return s;
 }
@@ -573,7 +582,7 @@ static void train(Run *r) {
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
-        GptStep s = train_step(r, step, lr);
+        GptStep s = train_step(r, step, (uint64_t)step * r->samples_per_step, lr);
         if (o->trace[0] && step == traced) write_trace(r);
         count_skips(r, step, &s);
         report_step(r, step, lr, clock_ms() - began, &s);
@@ -583,7 +592,8 @@ static void train(Run *r) {
 
 static void finish(Run *r) {
     if (r->o.export_model[0]) {
-        r->code->save(r->gpt, GPT_PARAMETERS, r->o.export_model, false);
+        Model model = {r->code, r->gpt, &r->config};
+        model_file_save(&model, GPT_PARAMETERS, r->o.export_model, false);
         if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_model);
     }
     watchdog_stop(&r->watchdog);

@@ -3,6 +3,7 @@
 // Writing goes to PATH.tmp and appears under its name only when it is complete and on the disk.
 #pragma once
 
+#include "files.h"
 #include "tensors.h"
 
 #include <libgen.h>
@@ -18,6 +19,13 @@ typedef struct {
 
 static inline uint64_t model_file_size(const ModelConfig *m, bool bf16) {
     return MODEL_HEADER_BYTES + (uint64_t)model_parameters(m) * (bf16 ? 2 : 4);
+}
+
+static inline void model_file_header(int32_t header[256], const ModelConfig *m, bool bf16) {
+    const int32_t used[] = {
+        MODEL_MAGIC, bf16 ? MODEL_BF16 : MODEL_FP32, m->T, m->V, m->L, m->NH, m->C, m->Vp};
+    memset(header, 0, MODEL_HEADER_BYTES);
+    memcpy(header, used, sizeof used);
 }
 
 // Byte in the file at which element `first` of (tensor, layer) stands.
@@ -68,14 +76,13 @@ static inline ModelFile model_file_create(const char *path, const ModelConfig *m
     f.fd = open_check(f.path, first ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR);
     if (!first) return f;
     uint64_t bytes = model_file_size(m, bf16);
-    int error = posix_fallocate(f.fd, 0, (off_t)bytes);
-    if (error) {
+    Failure failure;
+    if (!reserve_try(f.fd, bytes, f.path, &failure)) {
         unlink(f.path);
-        die("cannot write %s: %s (%llu bytes are needed)", f.path, strerror(error),
-            (unsigned long long)bytes);
+        die("%s", failure.text);
     }
-    int32_t header[256] = {
-        MODEL_MAGIC, bf16 ? MODEL_BF16 : MODEL_FP32, m->T, m->V, m->L, m->NH, m->C, m->Vp};
+    int32_t header[256];
+    model_file_header(header, m, bf16);
     write_exact(f.fd, header, sizeof header, 0, f.path);
     return f;
 }
@@ -127,8 +134,8 @@ static inline void model_file_write(const ModelFile *f, const float *src, size_t
 
 // Ends reading, or a rank's part in writing: what it wrote is on the disk afterwards.
 static inline void model_file_close(ModelFile *f) {
-    if (fsync(f->fd) != 0) die("cannot write %s: %s", f->path, strerror(errno));
-    close(f->fd);
+    Failure failure;
+    if (!sync_close_try(f->fd, f->path, &failure)) die("%s", failure.text);
     f->fd = -1;
 }
 
@@ -139,7 +146,6 @@ static inline void model_file_publish(const char *path) {
     if (rename(temporary, path) != 0)
         die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
     path_print(folder, "%s", path);
-    int fd = open_check(dirname(folder), O_RDONLY | O_DIRECTORY);
-    if (fsync(fd) != 0) die("cannot write the folder of %s: %s", path, strerror(errno));
-    close(fd);
+    Failure failure;
+    if (!sync_folder_try(dirname(folder), &failure)) die("%s", failure.text);
 }

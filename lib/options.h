@@ -10,7 +10,7 @@
 // llm.c's number for it.
 #pragma once
 
-#include "die.h"
+#include "files.h"
 #include "schedule.h"
 
 #include <ctype.h>

@@ -2,7 +2,7 @@
 // tokenizer.bin, versions 1 and 2: a header, then per token one length byte and that many bytes.
 #pragma once
 
-#include "die.h"
+#include "files.h"
 
 enum {
     TOKENIZER_MAGIC = 20240328,

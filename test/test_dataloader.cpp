@@ -44,6 +44,26 @@ static const char *write_shard(const char *name, uint32_t first, uint32_t count,
     return write_file(name, bytes, 1024 + (size_t)token_bytes * count);
 }
 
+// Micro-batch m of the global order.
+static DataSpan span_of(const DataLoader *dl, uint64_t m) {
+    return {m * (uint64_t)dl->B, 0, 1};
+}
+
+static void prefetch_batch(DataLoader *dl, uint64_t m) {
+    dataloader_prefetch(dl, span_of(dl, m));
+}
+
+// tokens, targets (B,T).
+static void fetch_batch(DataLoader *dl, uint64_t m, int *tokens, int *targets) {
+    size_t BT = (size_t)dl->B * (size_t)dl->T;
+    int *inputs = (int *)malloc_check(2 * BT * sizeof(int));
+    Failure failure;
+    if (!dataloader_fetch(dl, span_of(dl, m), inputs, &failure)) die_all("%s", failure.text);
+    memcpy(tokens, inputs, BT * sizeof(int));
+    memcpy(targets, inputs + BT, BT * sizeof(int));
+    free(inputs);
+}
+
 // ---- what is read ------------------------------------------------------------------------------
 
 static void text_is_bytes_after_an_end_of_text(void **) {
@@ -52,7 +72,7 @@ static void text_is_bytes_after_an_end_of_text(void **) {
     const char *path = write_file("t.txt", "abc\xff\ndef\0", 9);
     dataloader_open(&dl, path, 2, 4, 257, 1, false);
     assert_true(dl.samples == 2 && dl.tokens == 10);
-    dataloader_fetch(&dl, 0, x, y);
+    fetch_batch(&dl, 0, x, y);
     const int tokens[8] = {256, 'a', 'b', 'c', 255, '\n', 'd', 'e'};
     const int targets[8] = {'a', 'b', 'c', 255, '\n', 'd', 'e', 'f'};
     assert_memory_equal(x, tokens, sizeof x);
@@ -68,7 +88,7 @@ static void both_kinds_of_shard_give_their_tokens(void **) {
         const char *path = write_shard("one.bin", bytes == 2 ? 65500 : 100000, 8, bytes);
         dataloader_open(&dl, path, 2, 3, 200000, 1, false);
         assert_true(dl.samples == 2);
-        dataloader_fetch(&dl, 0, x, y);
+        fetch_batch(&dl, 0, x, y);
         for (int i = 0; i < 6; i++) {
             assert_int_equal(x[i], (bytes == 2 ? 65500 : 100000) + i);
             assert_int_equal(y[i], x[i] + 1);
@@ -92,7 +112,7 @@ static void the_last_target_of_a_sample_is_the_first_token_of_the_next(void **) 
     open_three_shards(&dl, 1, 7, 1, false);
     assert_true(dl.samples == 14 + 8);  // (101 - 1) / 7 and (58 - 1) / 7
     for (uint64_t m = 0; m < dl.samples; m++) {
-        dataloader_fetch(&dl, m, x, y);
+        fetch_batch(&dl, m, x, y);
         for (int t = 0; t < 7; t++) assert_int_equal(y[t], x[t] + 1);
         if (m != 0 && m != 14) assert_int_equal(x[0], last);  // 14: the second file begins
         last = y[6];
@@ -135,7 +155,7 @@ static void every_sample_comes_exactly_once_in_an_epoch(void **) {
     for (int epoch = 0; epoch < EPOCHS; epoch++) {
         int seen[22] = {0};
         for (int m = 0; m < 11; m++) {
-            dataloader_fetch(&dl, (uint64_t)(epoch * 11 + m), x, y);
+            fetch_batch(&dl, (uint64_t)(epoch * 11 + m), x, y);
             for (int b = 0; b < B; b++) {
                 int first = x[b * T], sample = first < 1000 ? first / T : 14 + (first - 1000) / T;
                 assert_int_equal(first < 1000 ? first % T : (first - 1000) % T, 0);
@@ -157,8 +177,8 @@ static void micro_batches_cut_one_global_order_whatever_their_size(void **) {
     open_three_shards(&one, 1, T, 9, true);
     open_three_shards(&many, B, T, 9, true);
     for (uint64_t sample = 0; sample < SAMPLES; sample++) {
-        dataloader_fetch(&one, sample, x1, y1);
-        if (sample % B == 0) dataloader_fetch(&many, sample / B, x, y);
+        fetch_batch(&one, sample, x1, y1);
+        if (sample % B == 0) fetch_batch(&many, sample / B, x, y);
         assert_memory_equal(x1, x + sample % B * T, sizeof x1);
         assert_memory_equal(y1, y + sample % B * T, sizeof y1);
     }
@@ -174,7 +194,7 @@ static void a_step_is_the_same_samples_for_any_number_of_ranks(void **) {
     int x[B * T], y[B * T];
     DataLoader dl;
     open_three_shards(&dl, B, T, 3, true);
-    for (int m = 0; m < STEPS * PER_STEP; m++) dataloader_fetch(&dl, (uint64_t)m, expected[m], y);
+    for (int m = 0; m < STEPS * PER_STEP; m++) fetch_batch(&dl, (uint64_t)m, expected[m], y);
     dataloader_close(&dl);
     const int worlds[] = {1, 2, 3, 6};
     for (int w = 0; w < 4; w++)
@@ -183,8 +203,8 @@ static void a_step_is_the_same_samples_for_any_number_of_ranks(void **) {
             for (int step = 7; step < STEPS; step++)  // as if resumed in the second epoch
                 for (int micro = 0; micro < PER_STEP / worlds[w]; micro++) {
                     int m = step * PER_STEP + micro * worlds[w] + rank;
-                    dataloader_fetch(&dl, (uint64_t)m, x, y);
-                    dataloader_prefetch(&dl, (uint64_t)(m + worlds[w]));
+                    fetch_batch(&dl, (uint64_t)m, x, y);
+                    prefetch_batch(&dl, (uint64_t)(m + worlds[w]));
                     assert_memory_equal(x, expected[m], sizeof x);
                 }
             dataloader_close(&dl);
@@ -196,8 +216,8 @@ static void seeds_give_different_orders(void **) {
     int x[22 * 7], y[22 * 7], other[22 * 7];
     open_three_shards(&a, 22, 7, 1, true);
     open_three_shards(&b, 22, 7, 2, true);
-    dataloader_fetch(&a, 0, x, y);
-    dataloader_fetch(&b, 0, other, y);
+    fetch_batch(&a, 0, x, y);
+    fetch_batch(&b, 0, other, y);
     assert_memory_not_equal(x, other, sizeof x);
     dataloader_close(&a);
     dataloader_close(&b);
@@ -211,9 +231,9 @@ static void reading_ahead_changes_nothing(void **) {
     open_three_shards(&ahead, B, T, 5, true);
     uint64_t at = 0;
     for (int i = 0; i < 500; i++) {
-        if (i % 3) dataloader_prefetch(&ahead, i % 5 ? at : at + 1);  // right and wrong guesses
-        dataloader_fetch(&plain, at, x, y);
-        dataloader_fetch(&ahead, at, x2, y2);
+        if (i % 3) prefetch_batch(&ahead, i % 5 ? at : at + 1);  // right and wrong guesses
+        fetch_batch(&plain, at, x, y);
+        fetch_batch(&ahead, at, x2, y2);
         assert_memory_equal(x, x2, sizeof x);
         assert_memory_equal(y, y2, sizeof y);
         at = (at * 7 + 3) % 1000;
@@ -229,7 +249,7 @@ static void rows_behind_the_end_of_a_validation_set_count_for_nothing(void **) {
     open_three_shards(&dl, B, T, 1, false);
     for (uint64_t m = 0; m < 8;
          m++) {  // 22 samples: the sixth micro-batch has two, two more have none
-        dataloader_fetch(&dl, m, x, y);
+        fetch_batch(&dl, m, x, y);
         for (int i = 0; i < B * T; i++) {
             assert_true(x[i] >= 0 && x[i] < 50257);
             assert_true(y[i] == (m * B * T + (uint64_t)i < 22 * T ? x[i] + 1 : -1));
@@ -256,7 +276,7 @@ static void more_files_than_open_descriptors_are_read(void **) {
     assert_true(dl.samples == 2 * FILES);
     int seen[2 * FILES] = {0};
     for (uint64_t m = 0; m < dl.samples; m++) {
-        dataloader_fetch(&dl, m, x, y);
+        fetch_batch(&dl, m, x, y);
         seen[x[0] / 10 * 2 + (x[0] % 10 != 0)]++;
         assert_int_equal(y[T - 1], x[0] + T);
     }
@@ -279,7 +299,7 @@ static void tokens_beyond_four_gigabytes_are_found(void **) {
     dataloader_open(&dl, path, 1, 4, 50257, 1, false);
     assert_true(dl.samples == (count - 1) / 4);
     uint64_t last = dl.samples - 1, at = count - 5;
-    dataloader_fetch(&dl, last, x, y);
+    fetch_batch(&dl, last, x, y);
     for (uint64_t t = 0; t < 4; t++)
         assert_int_equal(x[t], last * 4 + t < at ? 0 : 11 + last * 4 + t - at);
     assert_int_equal(x[3], 14 - (int)((count - 1) % 4));
@@ -298,7 +318,7 @@ static void run_epoch(const void *pattern) {
     DataLoader dl;
     int x[8], y[8];
     dataloader_open(&dl, (const char *)pattern, 1, 8, 257, 1, true);
-    for (uint64_t m = 0; m < dl.samples; m++) dataloader_fetch(&dl, m, x, y);
+    for (uint64_t m = 0; m < dl.samples; m++) fetch_batch(&dl, m, x, y);
 }
 
 static void run_epoch_ahead(const void *pattern) {
@@ -306,8 +326,8 @@ static void run_epoch_ahead(const void *pattern) {
     int x[8], y[8];
     dataloader_open(&dl, (const char *)pattern, 1, 8, 257, 1, true);
     for (uint64_t m = 0; m < dl.samples; m++) {
-        dataloader_prefetch(&dl, m);
-        dataloader_fetch(&dl, m, x, y);
+        prefetch_batch(&dl, m);
+        fetch_batch(&dl, m, x, y);
     }
 }
 
@@ -380,7 +400,7 @@ static void a_token_beyond_the_vocabulary_is_found_at_start(void **) {
     dataloader_open(&dl, pattern, 2, 8, 257, 1, true);
     dataloader_check(&dl);
     int x[16], y[16];
-    dataloader_fetch(&dl, 3, x, y);
+    fetch_batch(&dl, 3, x, y);
     assert_int_equal(y[0], x[0] + 1);
     dataloader_close(&dl);
     write_shard("start_149.bin", 200, 65, 2);  // 257 is in the last sample of the last file
@@ -395,7 +415,7 @@ static void run_truncated(const void *path) {
     int x[8], y[8];
     dataloader_open(&dl, (const char *)path, 1, 8, 50257, 1, false);
     if (truncate((const char *)path, 1024 + 20) != 0) return;
-    dataloader_fetch(&dl, 2, x, y);
+    fetch_batch(&dl, 2, x, y);
 }
 
 static void a_file_that_shrinks_during_the_run_is_named(void **) {
@@ -427,7 +447,7 @@ static void the_first_step_is_the_one_python_trained_on(void **) {
         dataloader_open(&dl, cases[i].train, B, T, cases[i].V, cases[i].seed, true);
         for (size_t m = 0; m < (size_t)cases[i].micro_batches; m++) {
             size_t n = (size_t)B * (size_t)T;
-            dataloader_fetch(&dl, m, x, y);
+            fetch_batch(&dl, m, x, y);
             assert_memory_equal(x, xy + m * n, n * 4);
             assert_memory_equal(y, xy + half + m * n, n * 4);
         }

@@ -1,9 +1,8 @@
 // test/test_fsdp.cpp: the same training whatever the ranks, strategy, units, buffers,
 // recomputation. Every case forks its ranks, trains a tiny GPT for ten steps and compares losses,
-// norms and all of parameters, gradients, m and v with one unsharded rank that sees
-// the same micro-batches.
-#include "../gpt.h"
-#include "../lib/die.h"
+// norms and all of parameters, gradients, m and v with one unsharded rank that sees the same
+// micro-batches.
+#include "../checkpoint/parameters.h"
 
 #include <math.h>
 #include <omp.h>
@@ -73,7 +72,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     GptConfig config = config_of(c, rank);
     Gpt *g = code->create(&config);
     code->start(g, id);
-    code->init(g, tensor_init, 7);
+    Model model = {code, g, &config};
+    parameters_init(&model, 7);
     size_t allocations = 0;
     for (long step = 0; step < STEPS; step++) {
         process.step = step;
@@ -86,7 +86,7 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
         }
         GptUpdate u = {1e-2f * (float)(step + 1) / STEPS, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, step, 3};
         code->update(g, &u);
-        GptStep s = code->finish_step(g);
+        GptStep s = code->finish_step(g, 0);
         if (c->trace && step == STEPS - 1) code->trace_stop(g, rank == 0 ? c->trace : "/dev/null");
         double loss[MOST_RANKS] = {0}, tokens[MOST_RANKS] = {1};
         fill_batch(code->inputs(g, 0), 1000);
@@ -103,7 +103,7 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     for (int a = 0; a < ARRAYS; a++) {
         char path[128];
         array_path(path, name, a);
-        code->save(g, (GptArray)a, path, false);
+        model_file_save(&model, (GptArray)a, path, false);
     }
     code->finish(g);
 }

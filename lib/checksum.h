@@ -1,0 +1,27 @@
+// lib/checksum.h: a checksum of a tensor that can be taken in parts: XXH3 (xxHash, 64 bits) of each
+// grain of 32 elements, seeded with the grain's number, all added up modulo 2^64. Parts begin at
+// multiples of a grain, as the slices of ranks do, so the sum over the ranks' slices is the same
+// for any number of ranks, and a wrong, lost or misplaced grain changes it.
+#pragma once
+
+#include <stddef.h>
+#include <stdint.h>
+#define XXH_INLINE_ALL
+#include <xxhash.h>
+
+#define CHECKSUM_GRAIN ((size_t)32)  // elements
+
+// Of n elements of `size` bytes; first: number of the first of them in the tensor.
+static inline uint64_t checksum_part(const void *data, size_t n, size_t size, size_t first) {
+    const char *bytes = (const char *)data;
+    uint64_t sum = 0;
+    for (size_t i = 0; i < n; i += CHECKSUM_GRAIN) {
+        size_t count = n - i < CHECKSUM_GRAIN ? n - i : CHECKSUM_GRAIN;
+        sum += XXH3_64bits_withSeed(bytes + i * size, count * size, (first + i) / CHECKSUM_GRAIN);
+    }
+    return sum;
+}
+
+static inline uint64_t checksum_text(const char *text, size_t bytes) {
+    return XXH3_64bits(text, bytes);
+}
