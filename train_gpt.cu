@@ -2,18 +2,11 @@
 // loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
 // kernels.
 #include "checkpoint/parameters.h"
-#include "dataloader.h"
 #include "lib/clock.h"
-#include "lib/logger.h"
 #include "lib/peak.h"
 #include "lib/sampler.h"
-#include "lib/tokenizer.h"
 #include "lib/watchdog.h"
-#include "ranks.h"
-
-#ifdef DEVICE_CPU
-#include <omp.h>
-#endif
+#include "report.h"
 
 #define SKIPS_IN_A_ROW 10  // updates with a non-finite gradient until the run is given up
 
@@ -37,12 +30,6 @@ typedef struct {
     int skips, skips_in_a_row;
     double ms_mean;  // of the steps so far, for the ETA
 } Run;
-
-// A result that cannot be printed ends the run: a full disk behind stdout
-// must not pass for success.
-static void flush_stdout(void) {
-    if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write to stdout: %s", strerror(errno));
-}
 
 // ---- the copies of the model -------------------------------------------------------------------
 
@@ -83,10 +70,11 @@ static const GptCode *choose_code(bool bf16) {
 static void plan_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
-    if (!o->train[0] && !o->dry_run)
-        die_all("--train: expected token shards or text files, found none");
-    int data_vocab = o->train[0] ? dataloader_default_vocab(o->train) : SHARD_VOCAB;
-    r->text = data_vocab == TEXT_VOCAB;
+    if (!o->train[0] && o->steps != 0 && !o->dry_run)
+        die_all("--train: expected token shards or text files, found none; --help lists all "
+                "options");
+    const char *data = o->train[0] ? o->train : o->val;
+    int data_vocab = data[0] ? dataloader_default_vocab(data) : SHARD_VOCAB;
     if (model_is_file(o->model)) {
         ModelFile file = model_file_open(o->model);
         c->model = file.m;
@@ -95,6 +83,7 @@ static void plan_model(Run *r) {
         c->model = model_parse(o->model);
         if (!c->model.V) model_set_vocab(&c->model, data_vocab);
     }
+    r->text = data[0] ? data_vocab == TEXT_VOCAB : c->model.V == TEXT_VOCAB;
     if (r->text && c->model.V < TEXT_VOCAB)
         die_all("--model: a vocabulary of %d for text data, which has %d tokens", c->model.V,
                 TEXT_VOCAB);
@@ -180,6 +169,16 @@ static void plan_sharding(Run *r) {
     r->code = choose_code(d.gather == DTYPE_BF16);
 }
 
+// One epoch was asked for, and the data are not enough for its first step.
+NORETURN static void die_of_little_data(const Run *r, uint64_t samples_of_step) {
+    bool given = r->o.tokens_per_step && r->micro_steps > 1;
+    die_all("--train %s: %llu samples of %d tokens are less than one step of %llu; use %s, or give "
+            "--steps to go over them more than once",
+            r->o.train, (unsigned long long)r->train.samples, r->config.T,
+            (unsigned long long)samples_of_step,
+            given ? "a smaller --tokens-per-step" : "a smaller --batch or --seq");
+}
+
 static void plan_data(Run *r) {
     const Options *o = &r->o;
     const GptConfig *c = &r->config;
@@ -188,12 +187,8 @@ static void plan_data(Run *r) {
     if (o->train[0]) {
         dataloader_open(&r->train, o->train, c->B, c->T, c->model.V, o->seed, true);
         uint64_t epoch = r->train.samples / (batches * (uint64_t)c->B);
-        if (r->steps <= 0) r->steps = (long)epoch;
-        if (r->steps == 0)
-            die_all("--train %s: %llu samples of %d tokens are less than one step of %llu; use a "
-                    "smaller --batch or --seq",
-                    o->train, (unsigned long long)r->train.samples, c->T,
-                    (unsigned long long)(batches * (uint64_t)c->B));
+        if (r->steps < 0) r->steps = (long)epoch;
+        if (r->steps == 0 && o->steps != 0) die_of_little_data(r, batches * (uint64_t)c->B);
     }
     if (o->val[0]) dataloader_open(&r->val, o->val, c->B, c->T, c->model.V, o->seed, false);
     if (o->train[0] && o->val[0] &&
@@ -211,65 +206,6 @@ static void plan_data(Run *r) {
     if (o->sample_every && r->tokenizer.V > c->model.V)
         die_all("--tokenizer %s has %d tokens, the model %d", o->tokenizer, r->tokenizer.V,
                 c->model.V);
-}
-
-// ---- the start-up table ------------------------------------------------------------------------
-
-static double mib(size_t bytes) {
-    return (double)bytes / 1048576.0;
-}
-
-static void print_memory(const Run *r) {
-    static const char *const owners[] = {"state", "gather", "gradient", "activations", BUFFER_HOST};
-    const Buffers *b = r->code->buffers(r->gpt);
-    double per_parameter = r->code->bytes_per_parameter(r->gpt);
-    double exact = per_parameter * (double)model_parameters(&r->config.model) / r->config.fsdp.K;
-    printf("memory per rank  ");
-    for (int i = 0; i < 5; i++)
-        printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 4 ? ", " : "");
-    printf("; together %.1f MiB\n", mib(buffers_bytes(b, NULL)));
-    printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n",
-           per_parameter, r->config.fsdp.K, exact / 1048576.0,
-           100.0 * ((double)buffers_bytes(b, "state") / exact - 1.0));
-    if (!r->o.dry_run) return;
-    for (int i = 0; i < b->count; i++)
-        printf("  %-12s %-32s %14zu bytes\n", b->rows[i].owner, b->rows[i].name, b->rows[i].bytes);
-}
-
-static void print_plan(const Run *r) {
-    const GptConfig *c = &r->config;
-    const ModelConfig *m = &c->model;
-    static const char *const shards[] = {"full", "grads",       "states",
-                                         "none", "hybrid:node", "hybrid"};
-    Dtypes d = options_dtypes(&r->o);
-    static const char *const dtypes[] = {"", "fp32", "bf16", "fp64"};
-    uint64_t tokens =
-        (uint64_t)c->B * (uint64_t)c->T * (uint64_t)r->ranks.world * (uint64_t)r->micro_steps;
-    printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n",
-           r->o.model, m->L, m->C, m->NH, m->T, m->V, m->Vp, model_parameters(m));
-    printf("code             %s%s%s\n", r->code->name, r->device[0] ? " on " : "", r->device);
-    printf("ranks            %d (%s), %d on this node", r->ranks.world, r->ranks.launcher,
-           r->ranks.local_world);
-#ifdef DEVICE_CPU
-    printf(", %d threads each", omp_get_max_threads());
-#endif
-    printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n",
-           shards[r->o.shard], c->fsdp.K, c->fsdp.world / c->fsdp.K,
-           c->fsdp.ordered ? "ordered" : "fast");
-    printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient "
-           "shards %s, moments %s\n",
-           dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
-    printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
-           c->T, r->ranks.world, r->micro_steps, (unsigned long long)tokens);
-    if (r->train.samples)
-        printf(
-            "data             %llu tokens in %d file(s), %llu samples; %ld steps = %.2f epochs\n",
-            (unsigned long long)r->train.tokens, r->train.file_count,
-            (unsigned long long)r->train.samples, r->steps,
-            (double)r->steps * (double)(tokens / (uint64_t)c->T) / (double)r->train.samples);
-    if (r->peak > 0) printf("peak             %.0f Tflop/s a rank\n", r->peak * 1e-12);
-    print_memory(r);
-    flush_stdout();
 }
 
 // ---- start -------------------------------------------------------------------------------------
@@ -355,6 +291,21 @@ static void start_model(Run *r) {
         parameters_init(&model, r->o.seed);
 }
 
+static Schedule schedule_of(const Run *r) {
+    const Options *o = &r->o;
+    Schedule s = {(ScheduleType)o->schedule, o->lr, o->final_lr, o->warmup, r->steps};
+    return s;
+}
+
+static void print_start(const Run *r) {
+    StartTable t = {};
+    t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks, t.train = &r->train;
+    t.buffers = r->code->buffers(r->gpt), t.code = r->code->name, t.device = r->device;
+    t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
+    t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
+    report_start(&t);
+}
+
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
@@ -365,7 +316,7 @@ static void start(Run *r, int argc, char **argv) {
     plan_sharding(r);
     plan_data(r);
     r->gpt = r->code->create(&r->config);
-    if (r->ranks.rank == 0 && !r->o.json) print_plan(r);
+    if (r->ranks.rank == 0 && !r->o.json) print_start(r);
     if (r->o.dry_run) exit(0);
     check_memory(r);
     if (r->ranks.rank == 0) {
@@ -411,24 +362,14 @@ static double validate(Run *r) {
         for (int i = 0; i < world; i++) loss += losses[i], tokens += counts[i];
     }
     free(losses);
-    return loss / tokens;
+    return plain_nan(loss / tokens);
 }
 
-static void report_validation(Run *r, long step) {
+static void run_validation(Run *r, long step) {
     double loss = validate(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
-    if (r->o.json) {
-        printf("{\"step\":%ld,\"val_loss\":", step);
-        json_number(stdout, loss, 9);
-        printf("}\n");
-    } else if (r->text) {
-        printf("step %ld/%ld  validation loss %.4f (%.3f bits a byte)\n", step, r->steps, loss,
-               loss / log(2.0));
-    } else {
-        printf("step %ld/%ld  validation loss %.4f\n", step, r->steps, loss);
-    }
-    flush_stdout();
+    report_validation(r->o.json, step, r->steps, loss, r->text);
 }
 
 static void print_sample(Run *r, long step, const int *tokens, int n) {
@@ -440,27 +381,18 @@ static void print_sample(Run *r, long step, const int *tokens, int n) {
         memcpy(text + bytes, piece, size);
         bytes += size;
     }
-    if (r->o.json) {
-        printf("{\"step\":%ld,\"sample\":", step);
-        json_string(stdout, text, bytes);
-        printf("}\n");
-    } else {
-        printf("--- sample at step %ld ---\n", step);
-        text_print(text, bytes, stdout);
-        printf("\n---\n");
-    }
-    flush_stdout();
+    report_sample(r->o.json, step, r->steps, text, bytes);
     logger_sample(&r->logger, step, text, bytes);
     free(text);
 }
 
-static void report_sample(Run *r, long step) {
+static void run_sample(Run *r, long step) {
     int room = r->config.T, wanted = r->o.sample_tokens, V = r->config.model.V;
     int *tokens = (int *)malloc_check(sizeof(int) * (size_t)(wanted + 1 + room));
     float *logits = (float *)malloc_check(sizeof(float) * (size_t)V);
     Sampler sampler = {r->o.temperature, r->o.top_k, r->o.seed};
     int n = 0;
-    tokens[n++] = r->tokenizer.eot;
+    tokens[n++] = r->text ? '\n' : r->tokenizer.eot;  // end-of-text occurs once in a text
     if (r->o.sample_prompt[0])
         n += (int)tokenizer_encode(&r->tokenizer, r->o.sample_prompt, tokens + 1, (size_t)room - 1);
     for (int first = n; n < first + wanted; n++) {
@@ -477,6 +409,10 @@ static void report_sample(Run *r, long step) {
 }
 
 // ---- the training loop -------------------------------------------------------------------------
+
+static bool due(int every, long step) {
+    return every > 0 && step % every == 0;
+}
 
 // This rank's micro-batches of a step: in the global order, micro-step by micro-step, a micro-batch
 // of each rank.
@@ -513,24 +449,25 @@ static void count_skips(Run *r, long step, const GptStep *s) {
     }
     r->skips++;
     if (r->ranks.rank == 0)
-        fprintf(
-            stderr,
-            "train_gpt: step %ld: loss %g, gradient norm %g; the update is skipped (%d so far)\n",
-            step, s->loss, s->norm, r->skips);
+        fprintf(stderr,
+                "train_gpt: step %ld/%ld: loss %g, gradient norm %g; the update is skipped (%d so "
+                "far)\n",
+                step + 1, r->steps, plain_nan(s->loss), plain_nan(s->norm), r->skips);
     if (++r->skips_in_a_row == SKIPS_IN_A_ROW)
         die_all(
             "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
             SKIPS_IN_A_ROW);
 }
 
-static void report_step(Run *r, long step, double lr, double ms, const GptStep *s) {
+static void measure_step(Run *r, long step, double lr, double ms, const GptStep *s) {
     const ModelConfig *m = &r->config.model;
     double tokens = (double)r->config.B * r->config.T * r->ranks.world * r->micro_steps;
     double flops = 6.0 * (double)model_parameters(m) + 6.0 * m->L * (double)m->C * r->config.T;
     r->tokens += (uint64_t)tokens;
     r->ms_mean = step < 2 ? ms : 0.95 * r->ms_mean + 0.05 * ms;
     StepMetrics x = {};
-    x.step = step, x.steps = r->steps, x.loss = s->loss, x.norm = s->norm, x.lr = lr, x.ms = ms;
+    x.step = step, x.steps = r->steps, x.lr = lr, x.ms = ms;
+    x.loss = plain_nan(s->loss), x.norm = plain_nan(s->norm);
     x.tokens_per_second = 1e3 * tokens / ms;
     x.mfu = r->peak > 0 ? x.tokens_per_second * flops / (r->peak * r->ranks.world) : NAN;
     x.comm_share = s->counters.wait_ms / ms;
@@ -540,20 +477,8 @@ static void report_step(Run *r, long step, double lr, double ms, const GptStep *
     x.memory = buffers_bytes(r->code->buffers(r->gpt), NULL);
     if (r->ranks.rank != 0) return;
     logger_step(&r->logger, &x);
-    if (r->o.json) {
-        metrics_print(stdout, &x);
-    } else {
-        long eta = (long)(1e-3 * r->ms_mean * (double)(r->steps - step - 1));
-        char mfu[16] = "n/a";
-        if (r->peak > 0) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * x.mfu);
-        printf("step %ld/%ld | loss %.4f | norm %.4f (before clipping) | lr %.2e | %.0f ms | %.0f "
-               "tok/s | MFU %s | "
-               "%.0f MiB | comm %.0f%% (%.1f MiB) | ETA %ld:%02ld:%02ld\n",
-               step + 1, r->steps, x.loss, x.norm, lr, ms, x.tokens_per_second, mfu, mib(x.memory),
-               100 * x.comm_share, (x.gathered + x.reduced + x.allreduced) / 1048576.0, eta / 3600,
-               eta / 60 % 60, eta % 60);
-    }
-    flush_stdout();
+    bool shown = step == 0 || due(r->o.log_every, step + 1) || step + 1 == r->steps;
+    if (shown) report_step(r->o.json, &x, r->ms_mean * (double)(r->steps - step - 1));
 }
 
 // Rank 0 writes FILE, rank i FILE.i.
@@ -566,26 +491,22 @@ static void write_trace(Run *r) {
     r->code->trace_stop(r->gpt, path);
 }
 
-static bool due(int every, long step) {
-    return every > 0 && step % every == 0;
-}
-
 static void train(Run *r) {
     const Options *o = &r->o;
-    Schedule schedule = {(ScheduleType)o->schedule, o->lr, o->final_lr, o->warmup, r->steps};
+    Schedule schedule = schedule_of(r);
     long traced = r->steps > 1 ? 1 : 0;  // the first step also plans the matrix products
     for (long step = 0; step <= r->steps; step++) {
         process.step = step;
         bool last = step == r->steps;
-        if (o->val[0] && (due(o->val_every, step) || last)) report_validation(r, step);
-        if (o->sample_every && (due(o->sample_every, step) || last)) report_sample(r, step);
+        if (o->val[0] && (due(o->val_every, step) || last)) run_validation(r, step);
+        if (o->sample_every && (due(o->sample_every, step) || last)) run_sample(r, step);
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
         GptStep s = train_step(r, step, (uint64_t)step * r->samples_per_step, lr);
         if (o->trace[0] && step == traced) write_trace(r);
         count_skips(r, step, &s);
-        report_step(r, step, lr, clock_ms() - began, &s);
+        measure_step(r, step, lr, clock_ms() - began, &s);
     }
     process.step = -1;
 }
@@ -598,7 +519,7 @@ static void finish(Run *r) {
     }
     watchdog_stop(&r->watchdog);
     logger_close(&r->logger);
-    dataloader_close(&r->train);
+    if (r->o.train[0]) dataloader_close(&r->train);
     if (r->o.val[0]) dataloader_close(&r->val);
     if (r->tokenizer.V) tokenizer_close(&r->tokenizer);
     r->code->finish(r->gpt);

@@ -25,7 +25,7 @@
 // The process's only global state: who it is and where it stands.
 typedef struct {
     int rank, world;
-    long step;  // optimizer step, -1 outside the training loop
+    long step;  // optimizer step, from 0; -1 outside the training loop
 } Process;
 ONE_OBJECT Process process = {0, 1, -1};
 
@@ -34,14 +34,14 @@ ONE_OBJECT void (*die_hook)(void) = NULL;
 
 // Writes "train_gpt: [where] message\n" in one piece, so that lines of several ranks do not mix.
 // Control bytes of the message (a file may have any name) come as \x1b, so that it stays one line
-// and commands nothing to a terminal.
+// and commands nothing to a terminal. People count steps from 1.
 static inline void die_print(bool name_rank, const char *format, va_list args) {
     enum { ESCAPE = 4 };  // the longest: \x1b
     char message[2048] = "", line[4096] = "train_gpt: ";
     size_t used = strlen(line);
     if (name_rank && process.step >= 0)
         used += (size_t)snprintf(line + used, sizeof line - used, "[rank %d, step %ld] ",
-                                 process.rank, process.step);
+                                 process.rank, process.step + 1);
     else if (name_rank)
         used += (size_t)snprintf(line + used, sizeof line - used, "[rank %d] ", process.rank);
     vsnprintf(message, sizeof message, format, args);

@@ -28,6 +28,11 @@ static inline void json_string(FILE *f, const char *text, size_t n) {
     fputc('"', f);
 }
 
+// A NaN without the sign that printf would show.
+static inline double plain_nan(double x) {
+    return isnan(x) ? (double)NAN : x;
+}
+
 // A number with `digits` digits; null if it is not finite.
 static inline void json_number(FILE *f, double x, int digits) {
     if (isfinite(x))

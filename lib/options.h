@@ -43,7 +43,7 @@ INT   (batch,           "b", "4",   1, 65536,                           "sequenc
 INT   (seq,             "t", "0",   0, 1 << 20,                         "tokens of a sequence (T); 0: as long as the model allows") \
 SIZE  (tokens_per_step, "d", "0",   0, 1e15,                            "tokens of an optimizer step over all ranks; 0: one micro-batch per rank") \
 GROUP("Optimizer") \
-INT   (steps,           "x", "0",   -1, OPTION_MAX,                     "optimizer steps; 0 or -1: one epoch of the training data") \
+INT   (steps,           "x", "-1",  -1, OPTION_MAX,                     "optimizer steps; -1: one epoch of the training data; 0: only validate, sample and export") \
 REAL  (lr,              "l", "3e-4", 0, 1e3,                            "highest learning rate") \
 INT   (warmup,          "u", "0",   0, OPTION_MAX,                      "steps over which the learning rate rises linearly") \
 CHOICE(schedule,        "k", "cosine", "constant|linear|cosine|wsd",    "learning rate after the warm-up") \
@@ -83,6 +83,7 @@ INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
 TEXT  (trace,           "",  "",                                        "write a timeline of the steps to this file (JSON for Perfetto)") \
+INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
 FLAG  (json,            "",                                             "print step lines as JSON") \
 FLAG  (dry_run,         "",                                             "check everything and print the start-up table, but do not train") \
 TEXT  (config,          "",  "",                                        "read options from a file of lines `name = value`, at this place of the command line") \
@@ -671,7 +672,8 @@ static inline void options_help(FILE *f) {
                "  ./train_gpt --train book.txt --ranks 2\n"
                "  mpirun -n 8 ./train_gpt --model gpt2:d12 --train 'data/*_train_*.bin'\n\n"
                "Options are written --name value or --name=value. Of an option given twice the\n"
-               "later holds; --config FILE counts as if its lines stood in its place.\n");
+               "later holds; --config FILE counts as if its lines stood in its place. Steps are\n"
+               "counted from 1 in what is printed; files and --json keep llm.c's count from 0.\n");
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         if (row->kind == KIND_GROUP) {

@@ -438,7 +438,7 @@ static void run_hook(const void *) {
 }
 
 static void die_names_rank_and_step_in_one_line(void **) {
-    expect_death(run_die, NULL, "train_gpt: [rank 3, step 17] expected 1\\x0afound 2\n");
+    expect_death(run_die, NULL, "train_gpt: [rank 3, step 18] expected 1\\x0afound 2\n");
     expect_death(run_die_all, NULL, "train_gpt: [rank 2] alone\n");
     expect_death(run_hook, NULL, "with a hook\n");
 }

@@ -27,7 +27,7 @@ static void bad_options_and_files_end_in_one_line(void **) {
         const char *options, *expected;
     } cases[] = {
         {"--train nowhere_*.bin", "no file matches nowhere_*.bin"},
-        {"", "--train"},
+        {"", "--train: expected token shards or text files, found none; --help lists"},
         {TINY "--stepz 3", "did you mean --steps"},
         {TINY "--batch 0", "--batch 0: expected an integer from 1"},
         {TINY "--batch two", "--batch two"},
@@ -40,7 +40,8 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--accumulate local", "--reduce fast"},
         {TINY "--shard partly", "--shard partly"},
         {TINY "--sample-every 1", "--tokenizer"},
-        {TINY "--batch 5000 --ranks 4", "less than one step"},
+        {TINY "--batch 5000 --ranks 4", "less than one step of 20000; use a smaller --batch or"},
+        {TINY "--batch 2 --tokens-per-step 14e5", "use a smaller --tokens-per-step, or give"},
         {"--model gpt2:L=2,C=13,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin",
          "multiple of the number of heads"},
         {"--model gpt2:L=2,C=12,NH=3,T=7,V=9 --train test/reference/tiny/train_*.bin",
@@ -239,6 +240,80 @@ static void a_closed_stdout_does_not_end_in_the_log(void **) {
     assert_null(strstr(text, "step"));
 }
 
+#define SMALL "--model gpt2:L=1,C=8,NH=2,T=16 --train test/reference/small/train.txt --batch 1 "
+
+static void expect_words(const char *where, const char *text, const char *expected) {
+    if (!strstr(text, expected)) fail_msg("%s: expected `%s`, found: %s", where, expected, text);
+}
+
+// The second step is 2 for people and 1 in the files. A loss that is not a number is `nan`,
+// whatever its sign.
+static void people_count_steps_from_one(void **) {
+    static Outcome o;
+    static char log[4096], path[128];
+    o = run(PROGRAM " " SMALL "--val test/reference/small/val.txt --val-every 4 --sample-every 4 "
+                    "--steps 8 --lr 1000 --grad-clip 0 --weight-decay 1000 --sample-tokens 3 "
+                    "--out %s/diverged",
+            folder);
+    assert_int_equal(o.status, 0);
+    snprintf(path, sizeof path, "%s/diverged/main.log", folder);
+    read_text(path, log, sizeof log);
+    expect_words("stdout", o.out, "\nstep 8/8 | loss nan");
+    expect_words("stdout", o.out, "\nstep 8/8  validation loss nan");
+    expect_words("stdout", o.out, "\n--- sample at step 8/8 ---");
+    expect_words("stderr", o.err, "train_gpt: step 8/8: loss nan");
+    expect_words("main.log", log, "\ns:7 trl:nan");
+    expect_words("main.log", log, "\ns:8 tel:nan");
+    if (strstr(o.out, "-nan") || strstr(o.err, "-nan") || strstr(log, "-nan"))
+        fail_msg("-nan: %s%s%s", o.out, o.err, log);
+}
+
+static void progress_lines_come_every_so_often_and_the_files_have_all(void **) {
+    static Outcome o;
+    static char log[4096], path[128];
+    o = run(PROGRAM " " SMALL "--steps 7 --log-every 3 --out %s/sparse | grep -o '^step [0-9]*'",
+            folder);
+    assert_string_equal(o.out, "step 1\nstep 3\nstep 6\nstep 7\n");
+    snprintf(path, sizeof path, "%s/sparse/main.log", folder);
+    read_text(path, log, sizeof log);
+    assert_int_equal(lines_of(log), 7);
+}
+
+static void no_steps_validate_sample_and_export(void **) {
+    static Outcome o;
+    o = run(PROGRAM " " SMALL "--val test/reference/small/val.txt --sample-every 1 "
+                    "--sample-tokens 3 --steps 0 --export-model %s/start.bin",
+            folder);
+    assert_int_equal(o.status, 0);
+    expect_words("stdout", o.out, "step 0/0  validation loss 5.");
+    expect_words("stdout", o.out, "--- sample at step 0/0 ---");
+    if (strstr(o.out, "| loss")) fail_msg("a step was made: %s", o.out);
+    o = run(PROGRAM " --model %s/start.bin --steps 0 --sample-every 1 --sample-tokens 3", folder);
+    expect_words("without data", o.out, "--- sample at step 0/0 ---");
+}
+
+static void the_table_says_that_the_warm_up_is_too_long(void **) {
+    static Outcome o;
+    o = run(PROGRAM " " SMALL "--steps 3 --warmup 10 --lr 1");
+    expect_words("stdout", o.out,
+                 "warm-up 10 steps, longer than the run: 1.00e-01 at step 1, "
+                 "3.00e-01 at step 3\n");
+    o = run(PROGRAM " " SMALL "--steps 4 --warmup 2 --lr 1 --schedule linear --final-lr 0");
+    expect_words("stdout", o.out,
+                 "learning rate    linear, warm-up 2 steps: 5.00e-01 at step 1, "
+                 "1.00e+00 at step 2, 5.00e-01 at step 4\n");
+}
+
+// In the text, `z` follows the end-of-text token, and `a` a newline.
+static void samples_of_text_begin_on_a_new_line(void **) {
+    static Outcome o;
+    o = run("(printf zzzzzzzz; yes ab | head -n 24) >%s/lines.txt; " PROGRAM
+            " --model gpt2:L=1,C=32,NH=2,T=8 --train %s/lines.txt --batch 8 --steps 100 --lr 1e-2 "
+            "--log-every 100 --sample-every 100 --temperature 0 --sample-tokens 9",
+            folder, folder);
+    expect_words("stdout", o.out, "--- sample at step 100/100 ---\nab\nab\nab\n");
+}
+
 static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
     static Outcome one, five;
     const char *options =
@@ -282,6 +357,11 @@ int main(void) {
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(json_output_is_json),
         cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
+        cmocka_unit_test(people_count_steps_from_one),
+        cmocka_unit_test(progress_lines_come_every_so_often_and_the_files_have_all),
+        cmocka_unit_test(no_steps_validate_sample_and_export),
+        cmocka_unit_test(the_table_says_that_the_warm_up_is_too_long),
+        cmocka_unit_test(samples_of_text_begin_on_a_new_line),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
     };

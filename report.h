@@ -1,0 +1,156 @@
+// report.h: what a run says to people on stdout: the start-up table, a line a step, validations and
+// samples, or the same as JSON. People count steps from 1, and what stands at step N was found when
+// N steps were done. Rank 0 calls it.
+#pragma once
+
+#include "config.h"
+#include "dataloader.h"
+#include "lib/logger.h"
+#include "lib/tokenizer.h"
+#include "ranks.h"
+
+#ifdef DEVICE_CPU
+#include <omp.h>
+#endif
+
+// A result that cannot be printed ends the run: a full disk behind stdout must not pass for
+// success.
+static void flush_stdout(void) {
+    if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write to stdout: %s", strerror(errno));
+}
+
+static double mib(size_t bytes) {
+    return (double)bytes / 1048576.0;
+}
+
+// ---- the start-up table ------------------------------------------------------------------------
+
+typedef struct {
+    const Options *options;
+    const GptConfig *config;
+    const Ranks *ranks;
+    const DataLoader *train;  // no samples: no data
+    const Buffers *buffers;
+    const char *code, *device;
+    double bytes_per_parameter;
+    double peak;  // flops a second of one rank's device, 0: unknown
+    int micro_steps;
+    Schedule schedule;  // with the steps of the run
+} StartTable;
+
+static void report_memory(const StartTable *t) {
+    static const char *const owners[] = {"state", "gather", "gradient", "activations", BUFFER_HOST};
+    const Buffers *b = t->buffers;
+    int K = t->config->fsdp.K;
+    double exact = t->bytes_per_parameter * (double)model_parameters(&t->config->model) / K;
+    printf("memory per rank  ");
+    for (int i = 0; i < 5; i++)
+        printf("%s %.1f MiB%s", owners[i], mib(buffers_bytes(b, owners[i])), i < 4 ? ", " : "");
+    printf("; together %.1f MiB\n", mib(buffers_bytes(b, NULL)));
+    printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n",
+           t->bytes_per_parameter, K, exact / 1048576.0,
+           100.0 * ((double)buffers_bytes(b, "state") / exact - 1.0));
+    if (!t->options->dry_run) return;
+    for (int i = 0; i < b->count; i++)
+        printf("  %-12s %-32s %14zu bytes\n", b->rows[i].owner, b->rows[i].name, b->rows[i].bytes);
+}
+
+static void report_data(const StartTable *t, uint64_t tokens_per_step) {
+    const DataLoader *d = t->train;
+    double epoch = (double)d->samples * t->config->T / (double)tokens_per_step;  // in steps
+    printf("data             %llu tokens in %d file(s), %llu samples; %ld steps = %.2f epochs\n",
+           (unsigned long long)d->tokens, d->file_count, (unsigned long long)d->samples,
+           t->schedule.steps, (double)t->schedule.steps / epoch);
+}
+
+static void report_schedule(const StartTable *t) {
+    const Schedule *s = &t->schedule;
+    char shape[32];
+    option_print_value(t->options, option_find("schedule"), shape, sizeof shape);
+    printf("learning rate    %s, warm-up %ld steps%s: %.2e at step 1", shape, s->warmup,
+           s->warmup > s->steps ? ", longer than the run" : "", schedule_lr(s, 0));
+    if (s->warmup > 1 && s->warmup < s->steps)
+        printf(", %.2e at step %ld", schedule_lr(s, s->warmup - 1), s->warmup);
+    printf(", %.2e at step %ld\n", schedule_lr(s, s->steps - 1), s->steps);
+}
+
+static void report_start(const StartTable *t) {
+    const GptConfig *c = t->config;
+    const ModelConfig *m = &c->model;
+    const Ranks *ranks = t->ranks;
+    Dtypes d = options_dtypes(t->options);
+    static const char *const dtypes[] = {"", "fp32", "bf16", "fp64"};
+    uint64_t tokens =
+        (uint64_t)c->B * (uint64_t)c->T * (uint64_t)ranks->world * (uint64_t)t->micro_steps;
+    char shard[32];
+    option_print_value(t->options, option_find("shard"), shard, sizeof shard);
+    printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n",
+           t->options->model, m->L, m->C, m->NH, m->T, m->V, m->Vp, model_parameters(m));
+    printf("code             %s%s%s\n", t->code, t->device[0] ? " on " : "", t->device);
+    printf("ranks            %d (%s), %d on this node", ranks->world, ranks->launcher,
+           ranks->local_world);
+#ifdef DEVICE_CPU
+    printf(", %d threads each", omp_get_max_threads());
+#endif
+    printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n", shard,
+           c->fsdp.K, c->fsdp.world / c->fsdp.K, c->fsdp.ordered ? "ordered" : "fast");
+    printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient "
+           "shards %s, moments %s\n",
+           dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
+    printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
+           c->T, ranks->world, t->micro_steps, (unsigned long long)tokens);
+    if (t->train->samples) report_data(t, tokens);
+    if (t->schedule.steps > 0) report_schedule(t);
+    if (t->peak > 0) printf("peak             %.0f Tflop/s a rank\n", t->peak * 1e-12);
+    report_memory(t);
+    flush_stdout();
+}
+
+// ---- while it trains ---------------------------------------------------------------------------
+
+// ms_left: what the steps that follow will take.
+static void report_step(bool json, const StepMetrics *x, double ms_left) {
+    if (json) {
+        metrics_print(stdout, x);
+        flush_stdout();
+        return;
+    }
+    long eta = (long)(1e-3 * ms_left);
+    char mfu[16] = "n/a";
+    if (isfinite(x->mfu)) snprintf(mfu, sizeof mfu, "%.1f%%", 100 * x->mfu);
+    printf("step %ld/%ld | loss %.4f | norm %.4f (before clipping) | lr %.2e | %.0f ms | %.0f "
+           "tok/s | MFU %s | %.0f MiB | comm %.0f%% (%.1f MiB) | ETA %ld:%02ld:%02ld\n",
+           x->step + 1, x->steps, x->loss, x->norm, x->lr, x->ms, x->tokens_per_second, mfu,
+           mib(x->memory), 100 * x->comm_share,
+           (x->gathered + x->reduced + x->allreduced) / 1048576.0, eta / 3600, eta / 60 % 60,
+           eta % 60);
+    flush_stdout();
+}
+
+// step: steps done. bits: a token is a byte.
+static void report_validation(bool json, long step, long steps, double loss, bool bits) {
+    if (json) {
+        printf("{\"step\":%ld,\"val_loss\":", step);
+        json_number(stdout, loss, 9);
+        printf("}\n");
+    } else {
+        printf("step %ld/%ld  validation loss %.4f", step, steps, loss);
+        if (bits) printf(" (%.3f bits a byte)", loss / log(2.0));
+        printf("\n");
+    }
+    flush_stdout();
+}
+
+// text: n bytes.
+static void report_sample(bool json, long step, long steps, const char *text, size_t n) {
+    if (json) {
+        printf("{\"step\":%ld,\"sample\":", step);
+        json_string(stdout, text, n);
+        printf("}\n");
+    } else {
+        printf("--- sample at step %ld/%ld ---\n", step, steps);
+        text_print(text, n, stdout);
+        printf("\n---\n");
+    }
+    flush_stdout();
+}
