@@ -1,21 +1,21 @@
 // dataloader.h: files to micro-batches of tokens. Files are llm.c token shards (uint16 or uint32)
 // or plain text, read as bytes: token 256 (end of text), then the file's bytes.
 //
-// A sample is T tokens and, as targets, the same tokens one further on. It lies within one file;
-// samples of a file follow each other every T tokens, so the last target of one is the first token
-// of the next. A micro-batch is B neighbours of the global order of samples, and a sample of that
-// order is a function of its number alone: no position is kept, so any number of ranks and any
-// resumed run get the same data. With shuffling the order goes on for ever, each epoch a new
-// permutation of all samples; without, it ends, and rows behind the end have target -1.
+// A sample is T tokens and, as targets, the same tokens one further on. It lies within one file, so
+// that a file without T+1 tokens gives none; samples of a file follow each other every T tokens, so
+// the last target of one is the first token of the next. A micro-batch is B neighbours of the
+// global order of samples, and a sample of that order is a function of its number alone: no
+// position is kept, so any number of ranks and any resumed run get the same data. With shuffling
+// the order goes on for ever, each epoch a new permutation of all samples; without, it ends, and
+// rows behind the end have target -1.
 //
 // One thread reads a step ahead. What it cannot read is reported by the fetch of that step: the run
 // is whole then, and can be saved.
 #pragma once
 
-#include "lib/files.h"
+#include "lib/paths.h"
 #include "lib/rng.h"
 
-#include <glob.h>
 #include <pthread.h>
 
 enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD32_MAGIC = 20240801, SHARD32_VERSION = 7 };
@@ -44,7 +44,7 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     uint64_t samples, tokens;  // of an epoch; tokens of all files
-    int file_count;
+    int file_count, short_files;  // short: no sample in them
     DataFile *files;
     struct {
         int file, fd;  // file -1: none
@@ -80,12 +80,12 @@ static inline DataFile data_file_open(const char *path) {
     int fd = open_check(path, O_RDONLY);
     uint64_t bytes = file_size(fd, path);
     uint32_t header[3] = {0, 0, 0};
-    if (!bytes) die_all("%s is empty", path);
     if (bytes >= sizeof header) read_exact(fd, header, sizeof header, 0, path);
     close(fd);
     size_t length = strlen(path);
     bool is_bin = length > 4 && !strcmp(path + length - 4, ".bin");
     if (header[0] != SHARD_MAGIC && header[0] != SHARD32_MAGIC) {
+        if (is_bin && !bytes) die_all("%s: expected a token shard, found an empty file", path);
         if (is_bin)
             die_all("%s: expected a token shard (magic %d or %d), found magic %u", path,
                     SHARD_MAGIC, SHARD32_MAGIC, header[0]);
@@ -105,45 +105,12 @@ static inline DataFile data_file_open(const char *path) {
     return file;
 }
 
-typedef struct {
-    int count;
-    char **paths;
-} DataPaths;
-
-static inline bool data_is_folder(const char *path) {
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
-// Files that match, in order; dies if there are none. A pattern that is itself the name of a file
-// means that file, whatever brackets are in it; folders that match are left out.
-static inline DataPaths data_paths(const char *pattern) {
-    DataPaths found = {0, NULL};
-    glob_t all;
-    memset(&all, 0, sizeof all);
-    bool literal = access(pattern, F_OK) == 0;
-    int error = literal ? 0 : glob(pattern, 0, NULL, &all);
-    if (error == GLOB_NOMATCH) die_all("no file matches %s", pattern);
-    if (error) die_all("cannot list %s", pattern);
-    size_t count = literal ? 1 : all.gl_pathc;
-    found.paths = (char **)malloc_check(count * sizeof(char *));
-    for (size_t i = 0; i < count; i++) {
-        const char *path = literal ? pattern : all.gl_pathv[i];
-        if (!data_is_folder(path)) found.paths[found.count++] = strdup_check(path);
-    }
-    if (!literal) globfree(&all);
-    if (!found.count)
-        die_all("%s: expected files, found only %zu folder(s); to take all files of one: %s/*",
-                pattern, count, pattern);
-    return found;
-}
-
 // Vocabulary of the data if nobody says otherwise: GPT-2's for shards, bytes for text.
 static inline int dataloader_default_vocab(const char *pattern) {
-    DataPaths found = data_paths(pattern);
-    DataKind kind = data_file_open(found.paths[0]).kind;
-    for (int i = 0; i < found.count; i++) free(found.paths[i]);
-    free(found.paths);
+    Paths found = {0, NULL};
+    paths_add_pattern(&found, pattern);
+    DataKind kind = data_file_open(found.names[0]).kind;
+    paths_free(&found);
     return kind == DATA_TEXT ? TEXT_VOCAB : SHARD_VOCAB;
 }
 
@@ -151,20 +118,23 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
                                    uint64_t seed, bool shuffle) {
     memset(dl, 0, sizeof *dl);
     dl->B = B, dl->T = T, dl->V = V, dl->seed = seed, dl->shuffle = shuffle;
-    DataPaths found = data_paths(pattern);
+    Paths found = {0, NULL};
+    paths_add_pattern(&found, pattern);
     dl->file_count = found.count;
     dl->files = (DataFile *)malloc_check((size_t)found.count * sizeof(DataFile));
     for (int i = 0; i < dl->file_count; i++) {
         DataFile *file = &dl->files[i];
-        *file = data_file_open(found.paths[i]);
+        *file = data_file_open(found.names[i]);
         if (file->kind != dl->files[0].kind)
             die_all("%s mixes kinds of data: %s is %s, %s is %s", pattern, dl->files[0].path,
                     data_kind_name(dl->files[0].kind), file->path, data_kind_name(file->kind));
         file->first_sample = dl->samples;
-        dl->samples += file->tokens ? (file->tokens - 1) / (uint64_t)T : 0;
+        uint64_t samples = file->tokens ? (file->tokens - 1) / (uint64_t)T : 0;
+        dl->short_files += samples == 0;
+        dl->samples += samples;
         dl->tokens += file->tokens;
     }
-    free(found.paths);  // the files keep the names
+    free(found.names);  // the files keep each of them
     if (!dl->samples)
         die_all("%s: no file has the %d tokens of one sample (T=%d and one more); found %llu in %d "
                 "file(s)",

@@ -29,7 +29,7 @@ typedef struct {
     const Options *options;
     const GptConfig *config;
     const Ranks *ranks;
-    const DataLoader *train;  // no samples: no data
+    const DataLoader *train, *val;  // no samples: no data
     const Buffers *buffers;
     const char *code, *device;
     double bytes_per_parameter;
@@ -55,12 +55,24 @@ static void report_memory(const StartTable *t) {
         printf("  %-12s %-32s %14zu bytes\n", b->rows[i].owner, b->rows[i].name, b->rows[i].bytes);
 }
 
+static void report_files(const char *what, const DataLoader *d) {
+    printf("%-16s %llu tokens in %d file(s)", what, (unsigned long long)d->tokens, d->file_count);
+    if (d->short_files) printf(", %d of them too short for a sample", d->short_files);
+    printf(", %llu samples; ", (unsigned long long)d->samples);
+}
+
 static void report_data(const StartTable *t, uint64_t tokens_per_step) {
-    const DataLoader *d = t->train;
-    double epoch = (double)d->samples * t->config->T / (double)tokens_per_step;  // in steps
-    printf("data             %llu tokens in %d file(s), %llu samples; %ld steps = %.2f epochs\n",
-           (unsigned long long)d->tokens, d->file_count, (unsigned long long)d->samples,
-           t->schedule.steps, (double)t->schedule.steps / epoch);
+    double epoch = (double)t->train->samples * t->config->T / (double)tokens_per_step;  // in steps
+    if (t->train->samples) {
+        report_files("data", t->train);
+        printf("%ld steps = %.2f epochs\n", t->schedule.steps, (double)t->schedule.steps / epoch);
+    }
+    if (t->val->samples) {
+        uint64_t all = dataloader_batches(t->val), wanted = (uint64_t)t->options->val_batches;
+        report_files("validation", t->val);
+        printf("%llu of %llu micro-batches\n", (unsigned long long)(wanted < all ? wanted : all),
+               (unsigned long long)all);
+    }
 }
 
 static void report_schedule(const StartTable *t) {
@@ -99,7 +111,7 @@ static void report_start(const StartTable *t) {
            dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
     printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
            c->T, ranks->world, t->micro_steps, (unsigned long long)tokens);
-    if (t->train->samples) report_data(t, tokens);
+    report_data(t, tokens);
     if (t->schedule.steps > 0) report_schedule(t);
     if (t->peak > 0) printf("peak             %.0f Tflop/s a rank\n", t->peak * 1e-12);
     report_memory(t);

@@ -299,7 +299,8 @@ static Schedule schedule_of(const Run *r) {
 
 static void print_start(const Run *r) {
     StartTable t = {};
-    t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks, t.train = &r->train;
+    t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks;
+    t.train = &r->train, t.val = &r->val;
     t.buffers = r->code->buffers(r->gpt), t.code = r->code->name, t.device = r->device;
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);

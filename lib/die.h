@@ -89,6 +89,12 @@ static inline void *malloc_check(size_t bytes) {
     return p;
 }
 
+static inline void *realloc_check(void *p, size_t bytes) {
+    p = realloc(p, bytes);
+    if (!p) die("out of memory: asked for %zu bytes", bytes);
+    return p;
+}
+
 static inline char *strdup_check(const char *text) {
     size_t bytes = strlen(text) + 1;
     return (char *)memcpy(malloc_check(bytes), text, bytes);

@@ -30,10 +30,10 @@ enum { REDUCE_ORDERED, REDUCE_FAST };
 // kind   name             short default        range or choices            help
 #define OPTION_TABLE(GROUP, INT, SIZE, REAL, TEXT, CHOICE, FLAG) \
 GROUP("Model") \
-TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d12|d24|d36|d48, gpt3:c768..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], or an llm.c model.bin") \
+TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], or an llm.c model.bin") \
 TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
 GROUP("Data") \
-TEXT  (train,           "i", "",                                        "training data: a glob of llm.c token shards (.bin) or of plain text files") \
+TEXT  (train,           "i", "",                                        "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "",                                        "validation data, of the same kind; empty: no validation") \
 TEXT  (tokenizer,       "",  "",                                        "tokenizer.bin that decodes samples of token shards") \
 TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \

@@ -191,19 +191,20 @@ static inline void model_parse_sizes(ModelConfig *m, const char *sizes, const ch
         if (!*fields[field]) die_all("--model %s: %s is missing", text, model_sizes[field].name);
 }
 
-// "gpt2:d12|d24|d36|d48" (also "d12"), "gpt3:c768" .. "gpt3:c12288", or sizes one by one. V stays 0
-// where the text does not give it (model_set_vocab).
+// "gpt2:d6" .. "gpt2:d84" (also "d12"), "gpt3:c384" .. "gpt3:c12288", or sizes one by one. V stays
+// 0 where the text does not give it (model_set_vocab).
 static inline ModelConfig model_parse(const char *text) {
-    static const ModelConfig gpt2[] = {{1024, 0, 0, 12, 12, 768},
-                                       {1024, 0, 0, 24, 16, 1024},
-                                       {1024, 0, 0, 36, 20, 1280},
-                                       {1024, 0, 0, 48, 25, 1600}};
-    // Brown et al. 2020, table 2.1; where its rows do not multiply out (C=2048,
-    // 5140), the nearest that do.
-    static const ModelConfig gpt3[] = {{2048, 0, 0, 12, 12, 768},  {2048, 0, 0, 24, 16, 1024},
-                                       {2048, 0, 0, 24, 16, 1536}, {2048, 0, 0, 24, 16, 2048},
-                                       {2048, 0, 0, 32, 32, 2560}, {2048, 0, 0, 32, 32, 4096},
-                                       {2048, 0, 0, 40, 40, 5120}, {2048, 0, 0, 96, 96, 12288}};
+    // Radford et al. 2019: 12 to 48. The others are llm.c's.
+    static const ModelConfig gpt2[] = {{1024, 0, 0, 6, 6, 384},    {1024, 0, 0, 12, 12, 768},
+                                       {1024, 0, 0, 24, 16, 1024}, {1024, 0, 0, 36, 20, 1280},
+                                       {1024, 0, 0, 48, 25, 1600}, {1024, 0, 0, 60, 30, 1920},
+                                       {1024, 0, 0, 72, 30, 2880}, {1024, 0, 0, 84, 36, 3456}};
+    // Brown et al. 2020, table 2.1; where its rows do not multiply out (C=2048, 5140), the nearest
+    // that do. 384 is llm.c's.
+    static const ModelConfig gpt3[] = {
+        {2048, 0, 0, 6, 6, 384},    {2048, 0, 0, 12, 12, 768},  {2048, 0, 0, 24, 16, 1024},
+        {2048, 0, 0, 24, 16, 1536}, {2048, 0, 0, 24, 16, 2048}, {2048, 0, 0, 32, 32, 2560},
+        {2048, 0, 0, 32, 32, 4096}, {2048, 0, 0, 40, 40, 5120}, {2048, 0, 0, 96, 96, 12288}};
     ModelConfig m = {0, 0, 0, 0, 0, 0};
     char known[16];  // a whole descriptor, so that nothing may follow it
     const char *name = !strncmp(text, "gpt2:", 5) ? text + 5 : text;
@@ -213,15 +214,18 @@ static inline ModelConfig model_parse(const char *text) {
             if (!strcmp(text, known)) m = gpt3[i];
         }
         if (!m.C)
-            die_all("--model %s: expected gpt3:c768, c1024, c1536, c2048, c2560, c4096, c5120 or "
-                    "c12288",
+            die_all("--model %s: expected gpt3:c384, c768, c1024, c1536, c2048, c2560, c4096, "
+                    "c5120, c12288, or gpt2:L=..,C=..,NH=..,T=..",
                     text);
     } else if (name[0] == 'd') {
         for (size_t i = 0; i < sizeof gpt2 / sizeof gpt2[0]; i++) {
             snprintf(known, sizeof known, "d%d", gpt2[i].L);
             if (!strcmp(name, known)) m = gpt2[i];
         }
-        if (!m.C) die_all("--model %s: expected gpt2:d12, d24, d36 or d48", text);
+        if (!m.C)
+            die_all("--model %s: expected gpt2:d6, d12, d24, d36, d48, d60, d72, d84, or "
+                    "gpt2:L=..,C=..,NH=..,T=..",
+                    text);
     } else if (name != text) {
         model_parse_sizes(&m, name, text);
     } else {

@@ -144,6 +144,26 @@ static void folders_that_match_are_left_out(void **) {
     dataloader_close(&dl);
 }
 
+static void empty_and_short_files_give_no_sample_and_are_counted(void **) {
+    DataLoader dl;
+    int x[4], y[4];
+    write_file("some_1.txt", "", 0);
+    write_file("some_2.txt", "abcdefgh", 8);
+    write_file("some_3.txt", "abc", 3);
+    write_file("some_4.txt", "ABCDEFGH", 8);
+    write_file("some_5.txt", "", 0);
+    dataloader_open(&dl, temporary("some_*.txt"), 1, 4, 257, 1, false);
+    assert_true(dl.file_count == 5 && dl.short_files == 3 && dl.samples == 4);
+    dataloader_check(&dl);
+    const int expected[4][4] = {
+        {256, 'a', 'b', 'c'}, {'d', 'e', 'f', 'g'}, {256, 'A', 'B', 'C'}, {'D', 'E', 'F', 'G'}};
+    for (uint64_t i = 0; i < 4; i++) {
+        fetch_batch(&dl, i, x, y);
+        assert_memory_equal(x, expected[i], sizeof x);
+    }
+    dataloader_close(&dl);
+}
+
 // ---- order -------------------------------------------------------------------------------------
 
 static void every_sample_comes_exactly_once_in_an_epoch(void **) {
@@ -350,7 +370,10 @@ static void bad_files_end_in_one_line(void **) {
     alarm(20);
     expect_death(run_open, pipe, "pipe.txt: expected a regular file, found a pipe");
     alarm(0);
-    expect_death(run_open, write_file("empty.txt", "", 0), "empty.txt is empty");
+    expect_death(run_open, write_file("empty.bin", "", 0),
+                 "expected a token shard, found an empty");
+    expect_death(run_open, write_file("empty.txt", "", 0),
+                 "no file has the 9 tokens of one sample (T=8 and one more); found 1 in 1 file(s)");
     expect_death(run_open, write_file("short.txt", "1234567", 7),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 8 in 1 file(s)");
     expect_death(run_open, folder, "found only 1 folder(s); to take all files of one: /tmp/test_");
@@ -469,6 +492,7 @@ int main(void) {
         cmocka_unit_test(the_last_target_of_a_sample_is_the_first_token_of_the_next),
         cmocka_unit_test(a_name_with_brackets_is_a_file_before_it_is_a_pattern),
         cmocka_unit_test(folders_that_match_are_left_out),
+        cmocka_unit_test(empty_and_short_files_give_no_sample_and_are_counted),
         cmocka_unit_test(every_sample_comes_exactly_once_in_an_epoch),
         cmocka_unit_test(micro_batches_cut_one_global_order_whatever_their_size),
         cmocka_unit_test(a_step_is_the_same_samples_for_any_number_of_ranks),

@@ -13,6 +13,7 @@ extern "C" {
 #include "../lib/logger.h"
 #include "../lib/model_file.h"
 #include "../lib/options.h"
+#include "../lib/paths.h"
 #include "../lib/peak.h"
 #include "../lib/sampler.h"
 #include "../lib/tokenizer.h"
@@ -477,6 +478,49 @@ static void only_regular_files_are_read(void **) {
     alarm(0);
 }
 
+// ---- paths -------------------------------------------------------------------------------------
+
+static void run_paths(const void *pattern) {
+    Paths p = {0, NULL};
+    paths_add_pattern(&p, (const char *)pattern);
+}
+
+// Patterns are tried inside the folder paths/; `found` has the names with spaces between them.
+static void expect_paths(const char *pattern, const char *found) {
+    Paths p = {0, NULL};
+    char names[1024] = "";
+    paths_add_pattern(&p, pattern);
+    for (int i = 0; i < p.count; i++) {
+        if (i) strcat(names, " ");
+        strcat(names, p.names[i]);
+    }
+    paths_free(&p);
+    if (strcmp(names, found)) fail_msg("%s: expected %s, found %s", pattern, found, names);
+}
+
+static void commas_and_braces_name_several_files(void **) {
+    char before[512];
+    assert_non_null(getcwd(before, sizeof before));
+    assert_int_equal(mkdir(temporary("paths"), 0700) || mkdir(temporary("paths/sub"), 0700), 0);
+    assert_int_equal(chdir(temporary("paths")), 0);
+    const char *const files[] = {"a.txt", "b.txt", "c.bin", "x,y.txt", "sub/a.txt", "{z}.txt"};
+    for (const char *name : files) write_file(name, "x", 1);
+    expect_paths("a.txt", "a.txt");
+    expect_paths("b.txt,a.txt", "b.txt a.txt");
+    expect_paths("b.txt,./[ac].*,sub/*", "b.txt ./a.txt ./c.bin sub/a.txt");
+    expect_paths("{b,a}.txt", "b.txt a.txt");
+    expect_paths("{sub/,}a.txt", "sub/a.txt a.txt");
+    expect_paths("{{a,b}.txt,c.bin},sub/{a,*}.txt", "a.txt b.txt c.bin sub/a.txt sub/a.txt");
+    expect_paths("x,y.txt", "x,y.txt");
+    expect_paths("{z}.txt", "{z}.txt");
+    expect_death(run_paths, "a.txt,d.txt", "no file matches d.txt\n");
+    expect_death(run_paths, "{a,d}.txt", "no file matches d.txt\n");
+    expect_death(run_paths, "a.txt,", "no file matches (empty)\n");
+    expect_death(run_paths, "a.txt,sub", "sub: expected files, found only 1 folder(s)");
+    expect_death(run_paths, "{a.txt", "no file matches {a.txt\n");
+    assert_int_equal(chdir(before), 0);
+}
+
 // ---- watchdog ----------------------------------------------------------------------------------
 
 static void burn(double seconds) {
@@ -744,18 +788,35 @@ static void gpt3_sizes_are_those_of_the_paper(void **) {
     }
 }
 
+static void other_depths_are_scaled_as_in_llmc(void **) {
+    const struct {
+        const char *text;
+        int L, NH, C, T;
+    } cases[] = {{"d6", 6, 6, 384, 1024},
+                 {"gpt2:d60", 60, 30, 1920, 1024},
+                 {"gpt2:d72", 72, 30, 2880, 1024},
+                 {"d84", 84, 36, 3456, 1024},
+                 {"gpt3:c384", 6, 6, 384, 2048}};
+    for (auto &c : cases) {
+        ModelConfig m = model(c.text, 50257);
+        if (m.L != c.L || m.NH != c.NH || m.C != c.C || m.T != c.T)
+            fail_msg("%s: expected L=%d NH=%d C=%d T=%d, found L=%d NH=%d C=%d T=%d", c.text, c.L,
+                     c.NH, c.C, c.T, m.L, m.NH, m.C, m.T);
+    }
+}
+
 static void run_model_parse(const void *text) {
     model_parse((const char *)text);
 }
 
 static void bad_model_descriptors_end_in_one_line(void **) {
     const char *const cases[][2] = {
-        {"gpt2:d13", "expected gpt2:d12, d24, d36 or d48"},
-        {"gpt3:c700", "expected gpt3:c768"},
-        {"gpt2:d12x", "expected gpt2:d12, d24"},
-        {"d12,", "expected gpt2:d12, d24"},
-        {"gpt2:d012", "expected gpt2:d12, d24"},
-        {"gpt3:c768junk", "expected gpt3:c768"},
+        {"gpt2:d13", "expected gpt2:d6, d12, d24, d36, d48, d60, d72, d84, or"},
+        {"gpt3:c700", "expected gpt3:c384, c768"},
+        {"gpt2:d12x", "expected gpt2:d6, d12, d24"},
+        {"d12,", "expected gpt2:d6, d12, d24"},
+        {"gpt2:d012", "expected gpt2:d6, d12, d24"},
+        {"gpt3:c768junk", "expected gpt3:c384, c768"},
         {"gpt2:L=65537,C=12,NH=3,T=7", "L must be an integer from 1 to 65536"},
         {"bert", "--model bert: expected gpt2:d12"},
         {"gpt2:L=2,C=12,NH=5,T=7",
@@ -1302,6 +1363,7 @@ int main(void) {
         cmocka_unit_test(die_names_rank_and_step_in_one_line),
         cmocka_unit_test(messages_command_nothing_to_the_terminal),
         cmocka_unit_test(only_regular_files_are_read),
+        cmocka_unit_test(commas_and_braces_name_several_files),
         cmocka_unit_test(a_silent_job_ends_and_a_stopped_one_goes_on),
         cmocka_unit_test(the_largest_model_has_a_buffer_for_each_block),
         cmocka_unit_test(learning_rates_match_the_tables),
@@ -1315,6 +1377,7 @@ int main(void) {
         cmocka_unit_test(permutations_match_the_second_implementation),
         cmocka_unit_test(parameter_counts_are_the_published_ones),
         cmocka_unit_test(gpt3_sizes_are_those_of_the_paper),
+        cmocka_unit_test(other_depths_are_scaled_as_in_llmc),
         cmocka_unit_test(bad_model_descriptors_end_in_one_line),
         cmocka_unit_test(files_and_descriptors_of_models_are_told_apart),
         cmocka_unit_test(segments_are_neighbours_and_cover_a_block),

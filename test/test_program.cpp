@@ -68,10 +68,11 @@ static void bad_options_and_files_end_in_one_line(void **) {
 
 static void bad_shards_end_in_one_line(void **) {
     char options[512];
-    run("head -c 1500 test/reference/tiny/train_000001.bin > %s/short.bin; : > %s/empty.txt; "
+    run("head -c 1500 test/reference/tiny/train_000001.bin > %s/short.bin; : > %s/empty.bin; "
         "head -c 100 test/reference/tiny/model.bin > %s/model.bin",
         folder, folder, folder);
-    const char *cases[][2] = {{"short.bin", "is it complete?"}, {"empty.txt", "is empty"}};
+    const char *cases[][2] = {{"short.bin", "is it complete?"},
+                              {"empty.bin", "found an empty file"}};
     for (auto &c : cases) {
         snprintf(options, sizeof options, "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train %s/%s",
                  folder, c[0]);
@@ -304,6 +305,18 @@ static void the_table_says_that_the_warm_up_is_too_long(void **) {
                  "1.00e+00 at step 2, 5.00e-01 at step 4\n");
 }
 
+static void the_table_says_what_the_files_give(void **) {
+    static Outcome o;
+    o = run(": >%s/d1.txt; cp test/reference/small/val.txt %s/d2.txt; " PROGRAM " " SMALL
+            "--steps 1 --val %s/d1.txt,%s/d2.txt --val-batches 3",
+            folder, folder, folder, folder);
+    expect_words(
+        "stdout", o.out,
+        "\ndata             1299 tokens in 1 file(s), 81 samples; 1 steps = 0.01 epochs\n");
+    expect_words("stdout", o.out, "tokens in 2 file(s), 1 of them too short for a sample, ");
+    expect_words("stdout", o.out, " samples; 3 of ");
+}
+
 // In the text, `z` follows the end-of-text token, and `a` a newline.
 static void samples_of_text_begin_on_a_new_line(void **) {
     static Outcome o;
@@ -361,6 +374,7 @@ int main(void) {
         cmocka_unit_test(progress_lines_come_every_so_often_and_the_files_have_all),
         cmocka_unit_test(no_steps_validate_sample_and_export),
         cmocka_unit_test(the_table_says_that_the_warm_up_is_too_long),
+        cmocka_unit_test(the_table_says_what_the_files_give),
         cmocka_unit_test(samples_of_text_begin_on_a_new_line),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
