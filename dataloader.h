@@ -43,7 +43,7 @@ typedef struct {
     int B, T, V;
     uint64_t seed;
     bool shuffle;
-    uint64_t samples, tokens;  // of an epoch; tokens of all files
+    uint64_t samples, tokens;     // of an epoch; tokens of all files
     int file_count, short_files;  // short: no sample in them
     DataFile *files;
     struct {
