@@ -16,6 +16,7 @@ ifeq ($(MPI),1)
 MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
 MPI_LIBS = $(shell mpicc --showme:link)
 endif
+LIBS = -ljansson $(MPI_LIBS)
 
 ifeq ($(filter cpu cuda,$(DEVICE)),)
 $(error DEVICE=$(DEVICE): expected cpu or cuda)
@@ -23,6 +24,13 @@ endif
 
 .PHONY: all clean what check-format FORCE
 all: what train_gpt
+
+# Header $(1) has to be there; $(2) is what to install for it.
+need = $(if $(shell echo '\#include <$(1)>' | $(CXX) -E -x c++ $(3) - >/dev/null 2>&1 && echo yes),,$(error $(1) is missing: install $(2)))
+ifneq ($(filter-out test clean check-format,$(or $(MAKECMDGOALS),all)),)
+$(call need,jansson.h,libjansson-dev)
+$(call need,xxhash.h,libxxhash-dev)
+endif
 
 include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
 

@@ -15,7 +15,7 @@ endif
 
 CPU_FLAGS = -std=c++17 -O3 -g -fno-math-errno -fno-trapping-math -fopenmp $(WARN) -DDEVICE_CPU $(PRODUCT_FLAGS) -I. \
             $(EXTRA_FLAGS)
-CPU_LIBS = $(PRODUCT_LIBS) $(MPI_LIBS) -lm -lpthread
+CPU_LIBS = $(PRODUCT_LIBS) $(LIBS) -lm -lpthread
 LEVELS = generic avx2 avx512
 LEVEL_generic =
 LEVEL_avx2 = -mavx2 -mfma

@@ -8,15 +8,13 @@ CUDA = $(patsubst %/bin/,%,$(dir $(NVCC)))
 ifeq ($(NVCC),)
 $(error DEVICE=cuda needs nvcc: install the CUDA toolkit (cuda-toolkit-13-0) or set CUDA_HOME; without a GPU use make DEVICE=cpu)
 endif
-# Is header $(1) found? $(2) says how to get it.
-need = $(if $(shell echo '\#include <$(1)>' | $(CXX) -E -x c++ -I$(CUDA)/include - >/dev/null 2>&1 && echo yes),,$(error DEVICE=cuda needs $(1): install $(2)))
-$(call need,cublasLt.h,the CUDA toolkit's libcublas-dev-13-0)
-$(call need,nccl.h,NVIDIA's libnccl-dev)
+$(call need,cublasLt.h,the CUDA toolkit's libcublas-dev-13-0,-I$(CUDA)/include)
+$(call need,nccl.h,NVIDIA's libnccl-dev,-I$(CUDA)/include)
 
 comma = ,
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter$(comma)-fopenmp \
              $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I. $(EXTRA_FLAGS)
-CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lnccl $(MPI_LIBS) -lpthread
+CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lnccl $(LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
 
 $(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
