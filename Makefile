@@ -8,7 +8,7 @@ DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/d
 O ?= build/$(DEVICE)
 CXX ?= g++
 WARN = -Wall -Wextra -Werror
-HEADERS = $(wildcard *.h lib/*.h checkpoint/*.h) $(O)/flags
+HEADERS = $(wildcard *.h *.cuh lib/*.h checkpoint/*.h) $(O)/flags
 
 # MPI: where mpicc answers.
 MPI ?= $(shell command -v mpicc >/dev/null && echo 1 || echo 0)

@@ -13,10 +13,10 @@
 
 #include "cpu/nccl.h"
 #else
-#include <cuda_bf16.h>
+#include "kernels/bf16.cuh"
+
 #include <cuda_runtime.h>
 #include <nccl.h>
-typedef __nv_bfloat16 bf16;
 #endif
 
 // The model, its ops and fsdp.h are compiled once per compute dtype (PRECISION_BF16 = 0 or 1).

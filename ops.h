@@ -15,6 +15,7 @@
 //     `x = op` are the same number.
 #pragma once
 
+#include "adamw.cuh"
 #include "config.h"
 #include "device.h"
 
@@ -38,7 +39,8 @@ static void encoder_forward(floatX *out, const int *tokens, const floatX *wte, c
 static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B,
                              int T, int C, cudaStream_t stream);
 
-// ---- layernorm, eps 1e-5; mean and rstd (rows) are kept for the backward -----------------------
+// ---- layernorm; mean and rstd (rows) are kept for the backward ---------------------------------
+#define LAYERNORM_EPS 1e-5f
 static void layernorm_forward(floatX *out, float *mean, float *rstd, const floatX *inp,
                               const floatX *weight, const floatX *bias, int rows, int C,
                               cudaStream_t stream);
@@ -113,30 +115,16 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
 // behind the third is room for partial sums.
 #define SHARD_SUMS (3 + 3 * 512)
 // absmax == NULL: a plain double sum in a fixed order into sums[0].
-// Else order-free: with M = (*absmax)^2 < 2^e the largest square of all shards together
-// and total_bits = ceil(log2(number of elements of all shards together)), every square is split
-// at the granularities 2^(e + total_bits - 52 + 1), then the next 52 - total_bits - 1 bits,
-// and so on (Demmel & Nguyen 2013, "Fast reproducible floating-point summation"), so that each of
-// the three sums is exact and the total is the same bits however the elements are cut into shards.
-// The third level is left out where the first two have 44 bits. A zero or non-finite *absmax
+// Else order-free (arithmetic.cuh), a level a sum: *absmax is the largest of all shards together,
+// total_bits = ceil(log2(number of elements of all shards together)). A zero or non-finite *absmax
 // goes to sums[0] as it is.
-#define SQUARES_TWO_LEVELS 22  // bits of a level from which two are enough
 static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
                               const float *absmax, int total_bits, cudaStream_t stream);
 
 // ---- AdamW on a piece of a shard ---------------------------------------------------------------
-// Loshchilov & Hutter 2019: decoupled decay, eps outside the root.
-typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;  // weight_decay is 0 for tensors that do not decay
-    int step;                                   // t of the bias correction, from 1
-    MomentType moments;                         // bf16 moments are rounded stochastically
-    double grad_scale;                          // 1 / tokens of the step
-    float grad_clip;                            // of the global norm; 0: no clipping
-    uint64_t seed;                              // keys stochastic rounding, with step and element
-} AdamWConfig;
-// p, g: fp32 (n); m, v: n elements of c->moments. first: global index of element 0. sums: the three
-// device sums of shard_sum_squares over all shards; norm = sqrt(total) * grad_scale, clip
-// coefficient = min(1, grad_clip / (norm + 1e-6)). A non-finite norm leaves p, m and v untouched.
+// See adamw.cuh. p, g: fp32 (n); m, v: n elements of c->moments. first: global index of element 0.
+// sums: the three device sums of shard_sum_squares over all shards; norm = sqrt(total) *
+// grad_scale. A norm that is not finite leaves p, m and v untouched.
 static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream);
 

@@ -1,8 +1,7 @@
 // cpu/bf16.h: bfloat16 as a 2-byte struct; conversions that compilers vectorise.
 #pragma once
 
-#include <stdint.h>
-#include <string.h>
+#include "lib/bf16.h"
 
 typedef struct {
     uint16_t bits;
@@ -13,20 +12,18 @@ static inline float to_float(float x) {
 }
 
 static inline float to_float(bf16 x) {
-    uint32_t u = (uint32_t)x.bits << 16;
-    float f;
-    memcpy(&f, &u, sizeof f);
-    return f;
+    return bf16_to_float(x.bits);
 }
 
 static inline void store_float(float *dst, float x) {
     *dst = x;
 }
 
-// Round to nearest even; NaN stays NaN.
 static inline void store_float(bf16 *dst, float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    uint32_t rounded = (u + 0x7fffu + ((u >> 16) & 1u)) >> 16;
-    dst->bits = (u & 0x7fffffffu) > 0x7f800000u ? (uint16_t)(u >> 16 | 0x40u) : (uint16_t)rounded;
+    dst->bits = bf16_from_float(x);
+}
+
+static inline bf16 bf16_of_bits(uint16_t bits) {
+    bf16 x = {bits};
+    return x;
 }

@@ -1,5 +1,5 @@
 // cpu/layernorm.h: layer normalisation over the C channels of a row (Ba, Kiros & Hinton 2016).
-//   out = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(var + 1e-5),
+//   out = (x - mean) * rstd * weight + bias,  rstd = 1 / sqrt(var + eps),
 // var without Bessel's correction.
 #pragma once
 
@@ -16,7 +16,7 @@ static inline void layernorm_row(floatX *out, float *mean, float *rstd, const fl
         float d = to_float(x[c]) - m;
         squares += d * d;
     }
-    const float r = 1.0f / sqrtf(squares / C + 1e-5f);
+    const float r = 1.0f / sqrtf(squares / C + LAYERNORM_EPS);
 #pragma omp simd
     for (int c = 0; c < C; c++)
         store_float(&out[c], (to_float(x[c]) - m) * r * to_float(weight[c]) + to_float(bias[c]));

@@ -9,6 +9,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
+// Functions for both sides of a GPU's program are plain functions here.
+#define __host__
+#define __device__
+
 typedef struct CpuStream *cudaStream_t;
 typedef struct CpuEvent *cudaEvent_t;
 

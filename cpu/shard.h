@@ -1,6 +1,7 @@
 // cpu/shard.h: casts, sums and norms over flat arrays. No workspace; any n.
 #pragma once
 
+#include "../arithmetic.cuh"
 #include "workspace.h"
 
 static const size_t SHARD_BLOCK =
@@ -99,23 +100,18 @@ static double sum_squares_in_order(const float *x, size_t n) {
     return sum;
 }
 
-// Adding 1.5 * 2^52 * g to a number below 2^51 * g rounds it to a multiple of g. What is rounded
-// off is exact and goes to the next level. A level's terms are multiples of g and their sum stays
-// below 2^53 * g, so every addition is exact and the order does not matter.
-// What LEVELS levels leave of each square, summed. round[k]: 1.5 * 2^52 * granularity of level k.
+// The parts of every square, summed level by level.
 template <int LEVELS>
 static void squares_exact(double sums[3], const float *x, size_t n, const double round[3]) {
     const double round0 = round[0], round1 = round[1], round2 = round[2];
     double s0 = 0, s1 = 0, s2 = 0;
 #pragma omp parallel for simd schedule(static) reduction(+ : s0, s1, s2)
     for (size_t i = 0; i < n; i++) {
-        double rest = (double)x[i] * x[i];
-        double q0 = (rest + round0) - round0;
-        rest -= q0;
-        double q1 = (rest + round1) - round1;
+        double square = (double)x[i] * x[i];
+        double q0 = level_part(square, round0), q1 = level_part(square - q0, round1);
         s0 += q0;
         s1 += q1;
-        if (LEVELS == 3) s2 += ((rest - q1) + round2) - round2;
+        if (LEVELS == 3) s2 += level_part(square - q0 - q1, round2);
     }
     sums[0] += s0;
     sums[1] += s1;
@@ -133,15 +129,9 @@ static void shard_sum_squares(double sums[3], const float *x, size_t n, const fl
         sums[0] += *absmax;
         return;
     }
-    const int per_level = 52 - total_bits - 1;
-    int e;
-    frexp((double)*absmax * *absmax, &e);
-    double round[3];
-    round[0] = ldexp(1.5, 52 + e - per_level);
-    round[1] = ldexp(round[0], -per_level);
-    round[2] = ldexp(round[1], -per_level);
-    if (per_level >= SQUARES_TWO_LEVELS)
-        squares_exact<2>(sums, x, n, round);
+    const SquareLevels l = square_levels(*absmax, total_bits);
+    if (l.levels == 2)
+        squares_exact<2>(sums, x, n, l.round);
     else
-        squares_exact<3>(sums, x, n, round);
+        squares_exact<3>(sums, x, n, l.round);
 }

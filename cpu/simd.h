@@ -2,6 +2,7 @@
 // instruction set: no branches, no library calls. Polynomials: minimax on [-ln2/2, ln2/2].
 #pragma once
 
+#include "../arithmetic.cuh"
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
@@ -31,18 +32,12 @@ static inline float exp_float(float x) {
     return p * scale;
 }
 
-// GELU, tanh form (Hendrycks & Gimpel 2016): x/2 (1 + tanh u), u = sqrt(2/pi) (x + 0.044715 x^3).
-// Written x / (1 + exp(-2u)), which is the same and loses no digits where tanh is near -1.
 static inline float gelu_float(float x) {
-    float u2 = -1.5957691216057308f * (x + 0.044715f * x * x * x);
-    return x / (1.0f + exp_float(u2));
+    return gelu_of_exp(x, exp_float(gelu_exponent(x)));
 }
 
-// d gelu / dx = s + x s (1 - s) d(2u)/dx with s = 1 / (1 + exp(-2u))
 static inline float gelu_derivative(float x) {
-    float u2 = -1.5957691216057308f * (x + 0.044715f * x * x * x);
-    u2 = u2 > 80.0f ? 80.0f : u2;  // e must be finite
-    float e = exp_float(u2);
-    float s = 1.0f / (1.0f + e);
-    return s + x * s * (e * s) * 1.5957691216057308f * (1.0f + 0.134145f * x * x);
+    float u2 = gelu_exponent(x);
+    u2 = u2 > GELU_EXPONENT_MAX ? GELU_EXPONENT_MAX : u2;
+    return gelu_derivative_of_exp(x, exp_float(u2));
 }

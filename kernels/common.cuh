@@ -40,23 +40,6 @@ EMU_UNCHECKED static bool leaves_out(int number) {
             die("%s:%d: kernel launch: %s", __FILE__, __LINE__, cudaGetErrorString(e_));           \
     } while (0)
 
-__host__ __device__ static inline float to_float(float x) {
-    return x;
-}
-
-__host__ __device__ static inline float to_float(bf16 x) {
-    return __bfloat162float(x);
-}
-
-__host__ __device__ static inline void store_float(float *dst, float x) {
-    *dst = x;
-}
-
-__host__ __device__ static inline void store_float(bf16 *dst, float x) {
-    bf16 y = __float2bfloat16_rn(x);  // stored apart: g++ does not instrument `*p = f()`
-    *dst = y;
-}
-
 // x as floatX would keep it.
 __device__ static inline float rounded(float x) {
     floatX y;

@@ -5,7 +5,6 @@
 #include "columns.cuh"
 
 #define LAYERNORM_THREADS 256
-#define LAYERNORM_EPS 1e-5f
 
 // inp2 NULL: x is inp1. Else x = inp1 + inp2, stored as residual. C is a multiple of P.
 template <int P>

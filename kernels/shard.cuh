@@ -2,6 +2,7 @@
 // Bound by memory bandwidth.
 #pragma once
 
+#include "../arithmetic.cuh"
 #include "common.cuh"
 
 #define SHARD_THREADS 256
@@ -115,17 +116,16 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
 #define SQUARES_THREADS 512
 #define SQUARES_BLOCKS 512
 
-// Level k of a square is what adding and subtracting round[k] leaves of it, see cpu/shard.h.
-// levels 0: the whole square is level 0.
-__device__ static inline void add_square(double s[3], double rest, const double round[3],
-                                         int levels) {
-    if (levels == 0) {
+// levels 0: the whole square goes to s[0].
+__device__ static inline void add_square(double s[3], double rest, const SquareLevels &l) {
+    if (l.levels == 0) {
         s[0] += rest;
         return;
     }
-    for (int k = 0; k < levels; k++) {
-        double q = __dsub_rn(__dadd_rn(rest, round[k]), round[k]);
-        rest = __dsub_rn(rest, q);
+    UNROLL
+    for (int k = 0; k < 3 && k < l.levels; k++) {
+        double q = level_part(rest, l.round[k]);
+        rest -= q;
         s[k] += q;
     }
 }
@@ -133,21 +133,14 @@ __device__ static inline void add_square(double s[3], double rest, const double 
 __global__ static void sum_squares_kernel(double *sums, const float *x, size_t n,
                                           const float *absmax, int total_bits) {
     __shared__ double room[SQUARES_THREADS / WARP];
-    double round[3] = {0, 0, 0}, s[3] = {0, 0, 0};
+    double s[3] = {0, 0, 0};
     float largest = absmax ? *absmax : 1.0f;
-    int levels = 0;
-    if (absmax) {
-        int e, per_level = 52 - total_bits - 1;
-        levels = per_level >= SQUARES_TWO_LEVELS ? 2 : 3;
-        frexp((double)largest * largest, &e);
-        round[0] = ldexp(1.5, 52 + e - per_level);
-        round[1] = ldexp(round[0], -per_level);
-        round[2] = ldexp(round[1], -per_level);
-    }
+    SquareLevels l = {};
+    if (absmax) l = square_levels(largest, total_bits);
     bool usable = largest > 0 && largest <= 3.402823466e38f;
     for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; usable && i < n;
          i += (size_t)gridDim.x * blockDim.x)
-        add_square(s, (double)x[i] * x[i], round, levels);
+        add_square(s, (double)x[i] * x[i], l);
     if (!usable && blockIdx.x == 0 && threadIdx.x == 0) s[0] = largest;
     for (int k = 0; k < 3; k++) {
         double total = block_sum(s[k], room);

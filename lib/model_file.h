@@ -3,6 +3,7 @@
 // Writing goes to PATH.tmp and appears under its name only when it is complete and on the disk.
 #pragma once
 
+#include "bf16.h"
 #include "files.h"
 #include "tensors.h"
 
@@ -85,20 +86,6 @@ static inline ModelFile model_file_create(const char *path, const ModelConfig *m
     model_file_header(header, m, bf16);
     write_exact(f.fd, header, sizeof header, 0, f.path);
     return f;
-}
-
-static inline uint16_t bf16_from_float(float x) {
-    uint32_t u;
-    memcpy(&u, &x, sizeof u);
-    if ((u & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(u >> 16 | 0x40u);  // NaN stays NaN
-    return (uint16_t)((u + 0x7fffu + (u >> 16 & 1u)) >> 16);                  // to nearest even
-}
-
-static inline float bf16_to_float(uint16_t bits) {
-    uint32_t u = (uint32_t)bits << 16;
-    float x;
-    memcpy(&x, &u, sizeof x);
-    return x;
 }
 
 #define MODEL_FILE_PIECE ((size_t)8192)  // elements that are converted at a time
