@@ -1,5 +1,5 @@
-// arithmetic.cuh: what the two devices' ops compute alike on single numbers, defined once: GELU, and
-// the split of a square that makes norms exact. AdamW has a file of its own. Elsewhere the devices
+// arithmetic.cuh: what the two devices' ops compute alike on single numbers, defined once: GELU,
+// and the split of a square that makes norms exact. AdamW has a file of its own. Elsewhere the devices
 // shape the arithmetic: exp is a polynomial on CPUs, where loops must vectorise, and the library's
 // on GPUs; softmax and LayerNorm take a row by vectors here, by the threads of a block there.
 #pragma once
@@ -31,7 +31,7 @@ __host__ __device__ static inline float gelu_derivative_of_exp(float x, float e)
 // ---- sums of squares whose order does not matter -----------------------------------------------
 // Demmel & Nguyen 2013, "Fast reproducible floating-point summation". With M = absmax^2 < 2^e the
 // largest square of all shards together and total_bits = ceil(log2(number of their elements)), a
-// square is split at the granularities 2^(e - b), 2^(e - 2b) and 2^(e - 3b), b = 52 - total_bits - 1.
+// square is split at the granularities 2^(e - b), 2^(e - 2b), 2^(e - 3b), b = 52 - total_bits - 1.
 // A level's terms are multiples of its granularity g, and their sum stays below 2^53 g: every
 // addition is exact, and the total is the same bits however the elements are cut into shards.
 typedef struct {

@@ -474,7 +474,8 @@ static void gpt_update(Gpt *g, const GptUpdate *u) {
     fsdp_schedule(&g->f, g->train_visits, g->ntrain, false);  // the first gathers of the next step
 }
 
-// Sum over all ranks' losses, in the order of the global micro-batches. sums (world, micro_steps + 1).
+// Sum over all ranks' losses, in the order of the global micro-batches.
+// sums (world, micro_steps + 1)
 static double sum_in_order(const double *sums, int world, int micro_steps) {
     double total = 0;
     for (int m = 0; m < micro_steps; m++)
