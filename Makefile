@@ -4,6 +4,7 @@
 # make emulate         ./train_gpt_emulated, the CUDA program on a CPU
 # make test            installs what the tests need, builds and runs them all
 SHELL := bash
+MAKEFLAGS += --no-builtin-rules
 DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/dev/null && echo cuda || echo cpu)
 O ?= build/$(DEVICE)
 CXX ?= g++
@@ -22,7 +23,7 @@ ifeq ($(filter cpu cuda,$(DEVICE)),)
 $(error DEVICE=$(DEVICE): expected cpu or cuda)
 endif
 
-.PHONY: all clean what check-format FORCE
+.PHONY: all clean what check-format check-rooms FORCE
 all: what train_gpt
 
 # Header $(1) has to be there; $(2) is what to install for it.
@@ -52,6 +53,10 @@ check-format: SOURCES = $(shell git ls-files '*.h' '*.cu' '*.cuh' '*.cpp')
 check-format:
 	clang-format --dry-run -Werror $(SOURCES)
 	@! LC_ALL=C.UTF-8 grep -nE '^.{101,}' $(SOURCES) | grep '//' || { echo "comments beyond 100 columns"; false; }
+
+# Every file includes only what the table of doc/architecture.md allows its room.
+check-rooms:
+	python3 dev/check_rooms.py
 
 clean:
 	rm -rf build train_gpt train_gpt_emulated

@@ -13,6 +13,7 @@
 // is whole then, and can be saved.
 #pragma once
 
+#include "lib/checksum.h"
 #include "lib/paths.h"
 #include "lib/rng.h"
 
@@ -251,6 +252,33 @@ static inline void dataloader_check(DataLoader *dl) {
     free(tokens);
 }
 
+// What identifies the data: names without their folders, sizes, and some of the bytes of some of
+// the files.
+static inline uint64_t dataloader_fingerprint(DataLoader *dl) {
+    enum { FILES = 64, BLOCKS = 5, BLOCK = 4096 };
+    uint64_t sum = checksum_text("", 0);
+    char block[BLOCK];
+    Failure failure;
+    int count = dl->file_count < FILES ? dl->file_count : FILES;
+    for (int i = 0; i < dl->file_count; i++) {
+        const DataFile *f = &dl->files[i];
+        const char *slash = strrchr(f->path, '/'), *name = slash ? slash + 1 : f->path;
+        sum = sum * 31 + checksum_text(name, strlen(name)) + f->tokens;
+    }
+    for (int i = 0; i < count; i++) {
+        int index = (int)((int64_t)i * (dl->file_count - 1) / (count > 1 ? count - 1 : 1));
+        int fd = data_descriptor(dl, index, &failure);
+        if (fd < 0) die_all("%s", failure.text);
+        uint64_t bytes = file_size(fd, dl->files[index].path);
+        size_t n = bytes < BLOCK ? (size_t)bytes : (size_t)BLOCK;
+        for (uint64_t k = 0; k < BLOCKS; k++) {  // the first, the last, and three between
+            read_exact(fd, block, n, (bytes - n) / (BLOCKS - 1) * k, dl->files[index].path);
+            sum = sum * 31 + checksum_text(block, n);
+        }
+    }
+    return sum;
+}
+
 // Micro-batches of an epoch, the last one perhaps not full.
 static inline uint64_t dataloader_batches(const DataLoader *dl) {
     return (dl->samples + (uint64_t)dl->B - 1) / (uint64_t)dl->B;
@@ -313,11 +341,20 @@ static inline bool dataloader_fetch(DataLoader *dl, DataSpan span, int *inputs, 
     bool ok;
     if (dl->ahead == AHEAD_READY && data_same_span(dl->ahead_span, span)) {
         ok = dl->ahead_ok;
-        *failure = dl->ahead_failure;
+        if (!ok) *failure = dl->ahead_failure;
         if (ok) memcpy(inputs, dl->ahead_inputs, data_span_bytes(dl, span));
     } else {
         ok = data_read_span(dl, span, inputs, failure);
     }
+    pthread_mutex_unlock(&dl->mutex);
+    return ok;
+}
+
+// Waits for the read-ahead; false if it has failed.
+static inline bool dataloader_wait(DataLoader *dl, Failure *failure) {
+    data_ahead_wait(dl);
+    bool ok = dl->ahead != AHEAD_READY || dl->ahead_ok;
+    if (!ok) *failure = dl->ahead_failure;
     pthread_mutex_unlock(&dl->mutex);
     return ok;
 }

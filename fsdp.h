@@ -798,9 +798,8 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
     cudaCheck(cudaEventRecord(u->updated, f->reduce));
 }
 
-// Norm, clip and AdamW, unit by unit in the order of the next forward, whose gathers
-// wait for their unit only.
-static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
+// The gradient is complete: leaves its norm in f->sums. Once a step, before the update.
+static void fsdp_norm(Fsdp *f) {
     timeline_begin(f->timeline, f->reduce, "norm", "gradient");
     for (int i = 0; i < f->nunits; i++) {
         FsdpUnit *u = &f->units[i];
@@ -812,5 +811,10 @@ static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     }
     sum_squares(f);
     timeline_end(f->timeline, f->reduce);
+}
+
+// Clip and AdamW, unit by unit in the order of the next forward, whose gathers wait for their unit
+// only.
+static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     for (int i = 0; i < f->nunits; i++) update_unit(f, &f->units[i], config);
 }

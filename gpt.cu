@@ -54,6 +54,7 @@ struct Gpt {
     int npieces;
 
     int B, T;              // of the current forward
+    bool measured;         // the norm of this step is there
     int borrowed, graded;  // unit whose parameters / gradient slot are in use; -1: none
     floatX *params;        // of the borrowed unit
     float *grads;          // of the graded unit
@@ -470,7 +471,9 @@ static void gpt_update(Gpt *g, const GptUpdate *u) {
     c.step = (int)u->step + 1;
     c.grad_scale = 1.0 / tokens;
     c.seed = u->seed;
-    fsdp_update(&g->f, &c);
+    if (!g->measured) fsdp_norm(&g->f);
+    g->measured = false;
+    if (!u->skip) fsdp_update(&g->f, &c);
     fsdp_schedule(&g->f, g->train_visits, g->ntrain, false);  // the first gathers of the next step
 }
 
@@ -495,8 +498,8 @@ static void gather_sums(Gpt *g, int n) {
                               cudaMemcpyDeviceToHost, f->reduce));
 }
 
-// A rank's notes travel as one more double behind its loss sums.
-static GptStep gpt_finish_step(Gpt *g, uint32_t notes) {
+// Waits for loss and norm. A rank's notes travel as one more double behind its loss sums.
+static GptStep read_step(Gpt *g, uint32_t notes) {
     Fsdp *f = &g->f;
     int world = g->c.fsdp.world, micro_steps = g->c.fsdp.micro_steps, n = micro_steps + 1;
     double *squares = g->host_sums + world * n, own_notes = notes;
@@ -510,9 +513,19 @@ static GptStep gpt_finish_step(Gpt *g, uint32_t notes) {
     GptStep step = {};
     step.loss = sum_in_order(g->host_sums, world, micro_steps) / tokens;
     for (int r = 0; r < world; r++) step.notes |= (uint32_t)g->host_sums[r * n + micro_steps];
-    step.first = (uint32_t)g->host_sums[micro_steps];
     step.norm = sqrt(squares[0] + squares[1] + squares[2]) / tokens;
-    step.counters = fsdp_take_counters(f);
+    return step;
+}
+
+static GptStep gpt_measure(Gpt *g) {
+    fsdp_norm(&g->f);
+    g->measured = true;
+    return read_step(g, 0);
+}
+
+static GptStep gpt_finish_step(Gpt *g, uint32_t notes) {
+    GptStep step = read_step(g, notes);
+    step.counters = fsdp_take_counters(&g->f);
     return step;
 }
 
@@ -728,6 +741,7 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_arrive,
                                  gpt_inputs,
                                  gpt_micro_step,
+                                 gpt_measure,
                                  gpt_update,
                                  gpt_finish_step,
                                  gpt_evaluate,

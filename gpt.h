@@ -34,7 +34,6 @@ typedef struct {
     double loss;     // mean over all tokens of the step
     double norm;     // of the gradient, before clipping
     uint32_t notes;  // of all ranks together (or), see finish_step
-    uint32_t first;  // of rank 0
     FsdpCounters counters;
 } GptStep;
 
@@ -43,6 +42,7 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, grad_clip;
     long step;  // from 0
     uint64_t seed;
+    bool skip;  // leave parameters and moments as they are
 } GptUpdate;
 
 typedef struct {
@@ -68,6 +68,8 @@ typedef struct {
     int *(*inputs)(Gpt *g, int micro_step);
     // Forward and backward of one micro-batch; its gradient is added to the shards.
     void (*micro_step)(Gpt *g, int micro_step);
+    // Waits for loss and norm of a step before its update, for those who decide by them.
+    GptStep (*measure)(Gpt *g);
     void (*update)(Gpt *g, const GptUpdate *u);
     // Waits for the step. notes: bits that this rank has to tell the others.
     GptStep (*finish_step)(Gpt *g, uint32_t notes);

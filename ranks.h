@@ -36,6 +36,8 @@ typedef struct {
     RanksShared *shared;          // forked ranks only
 } Ranks;
 
+static const char ranks_launcher_mpi[] = "mpirun";
+
 // ---- start -------------------------------------------------------------------------------------
 
 static bool ranks_under_mpirun(void) {
@@ -60,7 +62,7 @@ static void ranks_start_mpi(Ranks *r) {
     MPI_Comm_rank(node, &r->local_rank);
     MPI_Comm_size(node, &r->local_world);
     MPI_Comm_free(&node);
-    r->launcher = "mpirun";
+    r->launcher = ranks_launcher_mpi;
     die_hook = ranks_mpi_abort;
 }
 #endif
@@ -172,6 +174,11 @@ static Ranks ranks_imagined(int wanted) {
     return r;
 }
 
+// Are there ranks that answer (not in a dry run)?
+static inline bool ranks_started(const Ranks *r) {
+    return r->shared || r->launcher == ranks_launcher_mpi;
+}
+
 static void ranks_finish(void) {
 #ifdef USE_MPI
     if (ranks_under_mpirun()) MPI_Finalize();
@@ -210,7 +217,7 @@ static inline void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
     for (size_t n; bytes > 0; at += n, bytes -= n) {
         n = bytes < RANKS_WORDS ? bytes : RANKS_WORDS;
 #ifdef USE_MPI
-        if (!r->shared && r->world > 1) {
+        if (r->launcher == ranks_launcher_mpi) {
             MPI_Request request;
             MPI_Ibcast(at, (int)n, MPI_BYTE, 0, MPI_COMM_WORLD, &request);
             ranks_mpi_wait(&request);
@@ -230,7 +237,7 @@ static inline void ranks_sum(Ranks *r, uint64_t *values, size_t n) {
     for (size_t i = 0, count; i < n; i += count) {
         count = n - i < AT_A_TIME ? n - i : AT_A_TIME;
 #ifdef USE_MPI
-        if (!r->shared && r->world > 1) {
+        if (r->launcher == ranks_launcher_mpi) {
             MPI_Request request;
             MPI_Iallreduce(MPI_IN_PLACE, values + i, (int)count, MPI_UINT64_T, MPI_SUM,
                            MPI_COMM_WORLD, &request);
@@ -254,4 +261,29 @@ static inline bool ranks_any(Ranks *r, bool here) {
     uint64_t count = here;
     ranks_sum(r, &count, 1);
     return count > 0;
+}
+
+// Compares what every rank has to say of itself, lines of `what<TAB>value`, with rank 0's: the first
+// line that differs ends the job, on the rank where it does. The text of each rank has the same
+// lines in the same order.
+static inline void ranks_agree(Ranks *r, const char *text) {
+    size_t bytes = strlen(text) + 1;
+    uint64_t size = bytes;
+    ranks_broadcast(r, &size, sizeof size);
+    char *first = (char *)calloc(1, size);
+    if (!first) die("out of memory for %zu bytes", (size_t)size);
+    if (r->rank == 0) memcpy(first, text, bytes);
+    ranks_broadcast(r, first, size);
+    const char *a = first, *b = text;
+    while (*a && *b) {
+        size_t x = strcspn(a, "\n"), y = strcspn(b, "\n"), name = strcspn(a, "\t");
+        if (x != y || memcmp(a, b, x)) {
+            size_t same = strcspn(b, "\t");
+            die("the ranks differ: %.*s is %.*s on rank %d and %.*s on rank 0", (int)name, a,
+                (int)(y > same ? y - same - 1 : 0), b + same + 1, r->rank,
+                (int)(x > name ? x - name - 1 : 0), a + name + 1);
+        }
+        a += x + (a[x] != 0), b += y + (b[y] != 0);
+    }
+    free(first);
 }

@@ -3,8 +3,8 @@
 // N steps were done. Rank 0 calls it.
 #pragma once
 
-#include "config.h"
 #include "dataloader.h"
+#include "gpt.h"
 #include "lib/logger.h"
 #include "lib/tokenizer.h"
 #include "ranks.h"
@@ -13,10 +13,14 @@
 #include <omp.h>
 #endif
 
-// A result that cannot be printed ends the run: a full disk behind stdout must not pass for
-// success.
+// A result that cannot be printed ends the run: a full disk behind stdout must not pass for success.
+// The training loop looks here, and saves first.
+static Failure report_failure;
+
 static void flush_stdout(void) {
-    if (fflush(stdout) != 0 || ferror(stdout)) die("cannot write to stdout: %s", strerror(errno));
+    if (fflush(stdout) == 0 && !ferror(stdout)) return;
+    if (!report_failure.text[0])
+        fails(&report_failure, "cannot write to stdout: %s", strerror(errno));
 }
 
 static double mib(size_t bytes) {

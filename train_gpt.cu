@@ -1,10 +1,12 @@
 // train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
 // loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
 // kernels.
-#include "checkpoint/parameters.h"
+#include "checkpoint/resume.h"
+#include "checkpoint/save.h"
 #include "lib/clock.h"
 #include "lib/peak.h"
 #include "lib/sampler.h"
+#include "lib/stop.h"
 #include "lib/watchdog.h"
 #include "report.h"
 
@@ -25,11 +27,28 @@ typedef struct {
     Logger logger;
     Watchdog watchdog;
     char device[256];
-    double peak;      // flops a second of one rank's device, 0: unknown
-    uint64_t tokens;  // trained on so far
-    int skips, skips_in_a_row;
+    double peak;     // flops a second of one rank's device, 0: unknown
     double ms_mean;  // of the steps so far, for the ETA
+
+    Model model;
+    TrainState state;
+    long first_step;             // of this process
+    char resumed[PATH_BYTES];    // the checkpoint that the run goes on from; "": none
+    bool resumed_here;           // it lies in --out
+    CheckpointIndex checkpoint;  // its index
+    json_t *data;                // what a checkpoint says of the training data
+    Saver saver;
+    double saved_ms;  // clock_ms of the last checkpoint, or of the start
+    Failure failure;  // of this rank: told to all at the end of the step
 } Run;
+
+// What ranks tell each other at the end of a step.
+enum {
+    NOTE_STOP = 1,     // has been asked to stop
+    NOTE_FAILURE = 2,  // cannot go on: no data for the next step, no stdout, ...
+    NOTE_WRITING = 4,  // is still writing its part of a checkpoint
+    NOTE_TIME = 8      // rank 0: it is time for a checkpoint
+};
 
 // ---- the copies of the model -------------------------------------------------------------------
 
@@ -67,6 +86,13 @@ static const GptCode *choose_code(bool bf16) {
 
 // ---- options to a plan: everything is checked before anything is allocated ---------------------
 
+// Is --model still what the checkpoint's run began with? (Its file may be gone by now.)
+static bool resumes_same_model(const Run *r) {
+    if (!r->resumed[0]) return false;
+    const char *before = resume_value(&r->checkpoint, option_find("model"));
+    return before && !strcmp(before, r->o.model);
+}
+
 static void plan_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
@@ -75,7 +101,9 @@ static void plan_model(Run *r) {
                 "options");
     const char *data = o->train[0] ? o->train : o->val;
     int data_vocab = data[0] ? dataloader_default_vocab(data) : SHARD_VOCAB;
-    if (model_is_file(o->model)) {
+    if (resumes_same_model(r)) {
+        c->model = r->checkpoint.model;
+    } else if (model_is_file(o->model)) {
         ModelFile file = model_file_open(o->model);
         c->model = file.m;
         model_file_close(&file);
@@ -84,6 +112,7 @@ static void plan_model(Run *r) {
         if (!c->model.V) model_set_vocab(&c->model, data_vocab);
     }
     r->text = data[0] ? data_vocab == TEXT_VOCAB : c->model.V == TEXT_VOCAB;
+    if (r->resumed[0]) resume_check_model(&r->checkpoint, &c->model, r->resumed);
     if (r->text && c->model.V < TEXT_VOCAB)
         die_all("--model: a vocabulary of %d for text data, which has %d tokens", c->model.V,
                 TEXT_VOCAB);
@@ -284,11 +313,12 @@ static void start_model(Run *r) {
         die("cannot create a communicator's id");
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
-    Model model = {r->code, r->gpt, &r->config};
-    if (model_is_file(r->o.model))
-        parameters_load(&model, r->o.model);
+    if (r->resumed[0])
+        checkpoint_load(&r->model, &r->ranks, &r->checkpoint, r->resumed);
+    else if (model_is_file(r->o.model))
+        parameters_load(&r->model, r->o.model);
     else
-        parameters_init(&model, r->o.seed);
+        parameters_init(&r->model, r->o.seed);
 }
 
 static Schedule schedule_of(const Run *r) {
@@ -307,21 +337,119 @@ static void print_start(const Run *r) {
     report_start(&t);
 }
 
+// Finds the checkpoint to go on from, and takes its options for those that are not given.
+static void plan_resume(Run *r, int argc, char **argv) {
+    resume_agree(r->resumed, &r->ranks, r->o.resume, r->o.out);
+    if (!r->resumed[0]) return;
+    r->checkpoint = checkpoint_open(r->resumed);
+    resume_apply(&r->o, &r->checkpoint, argc, argv);
+    r->resumed_here = r->o.out[0] && resume_is_below(r->resumed, r->o.out);
+}
+
+// What a checkpoint says of the training data.
+static json_t *describe_data(DataLoader *dl) {
+    json_t *d = json_pack("{s:s, s:i, s:I}", "kind", data_kind_name(dl->files[0].kind), "files",
+                          dl->file_count, "tokens", (json_int_t)dl->tokens);
+    json_object_set_new(d, "fingerprint", json_sprintf("%016" PRIx64, dataloader_fingerprint(dl)));
+    return d;
+}
+
+static void check_same_kind_of_data(const Run *r) {
+    const char *kind = json_string_value(json_object_get(r->checkpoint.data, "kind"));
+    const char *now = json_string_value(json_object_get(r->data, "kind"));
+    if (kind && now && strcmp(kind, now))
+        die_all("--resume %s: its training data are %s, --train is %s: expected the same tokens",
+                r->resumed, kind, now);
+}
+
+// Where the run begins: at step 0, or where the checkpoint was.
+static void plan_state(Run *r) {
+    r->model = {r->code, r->gpt, &r->config};
+    bool background = r->o.out[0] && (r->o.checkpoint_every || r->o.checkpoint_minutes);
+    saver_plan(&r->saver, &r->model, background, r->o.out, r->o.keep, r->o.keep_every);
+    if (r->o.train[0]) r->data = describe_data(&r->train);
+    if (!r->resumed[0]) return;
+    const CheckpointIndex *x = &r->checkpoint;
+    size_t moment = r->code->element_bytes(r->gpt, GPT_MOMENT_M);
+    resume_check_moments(x, moment, r->resumed);
+    check_same_kind_of_data(r);
+    r->state = x->state;
+    r->state.samples = x->state.samples * (uint64_t)x->T / (uint64_t)r->config.T;
+    r->first_step = r->state.step;
+    if (r->resumed_here) saver_has(&r->saver, r->resumed, r->state.step);
+    if (r->o.train[0] && r->o.steps < 0)
+        r->steps = r->steps > r->state.step ? r->steps : r->state.step;
+    if (r->steps < r->state.step && r->o.steps != 0)
+        die_all("--steps %ld: the checkpoint %s is at step %ld already", r->steps, r->resumed,
+                r->state.step);
+    if (r->o.steps == 0) r->steps = r->state.step;
+}
+
+static void print_resume(const Run *r) {
+    if (!r->resumed[0]) return;
+    printf("resume           step %ld, %s\n", r->state.step, r->resumed);
+    resume_print_differences(&r->o, &r->checkpoint, stdout);
+    if (r->data && !json_equal(r->data, r->checkpoint.data))
+        printf("  the training data are others than in the checkpoint: samples come in another "
+               "order from here on\n");
+}
+
+static uint64_t program_checksum(void) {
+    int fd = open_check("/proc/self/exe", O_RDONLY);
+    size_t bytes = (size_t)file_size(fd, "the program");
+    char *text = (char *)malloc_check(bytes);
+    read_exact(fd, text, bytes, 0, "the program");
+    close(fd);
+    uint64_t sum = checksum_text(text, bytes);
+    free(text);
+    return sum;
+}
+
+// What every rank has to have alike, beyond what they cannot start without.
+static void check_agreement(Run *r) {
+    char *text = NULL, value[PATH_BYTES];
+    size_t bytes;
+    FILE *f = open_memstream(&text, &bytes);
+    if (!f) die("out of memory for the options");
+    fprintf(f, "the program\t%s of %016" PRIx64 "\n", VERSION, program_checksum());
+    fprintf(f, "the code\t%s\n", r->code->name);
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        if (option_table[i].kind == KIND_GROUP) continue;
+        option_print_value(&r->o, &option_table[i], value, sizeof value);
+        fprintf(f, "--%s\t%s\n", option_name(&option_table[i]).text, value);
+    }
+    const ModelConfig *m = &r->config.model;
+    fprintf(f, "the model\tL=%d,C=%d,NH=%d,T=%d,V=%d\n", m->L, m->C, m->NH, m->T, m->V);
+    DataLoader *data[] = {r->o.train[0] ? &r->train : NULL, r->o.val[0] ? &r->val : NULL};
+    static const char *const names[] = {"the training data", "the validation data"};
+    for (int i = 0; i < 2; i++)
+        if (data[i])
+            fprintf(f, "%s\t%d files of %" PRIu64 " tokens (%016" PRIx64 ")\n", names[i],
+                    data[i]->file_count, data[i]->tokens, dataloader_fingerprint(data[i]));
+    if (r->resumed[0]) fprintf(f, "the checkpoint\t%016" PRIx64 "\n", r->checkpoint.checksum);
+    fclose_check(f, "the options");
+    ranks_agree(&r->ranks, text);
+    free(text);
+}
+
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
     r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks);
     if (!r->o.dry_run) start_device(r);
+    plan_resume(r, argc, argv);
     plan_model(r);
     plan_steps(r);
     plan_sharding(r);
     plan_data(r);
     r->gpt = r->code->create(&r->config);
-    if (r->ranks.rank == 0 && !r->o.json) print_start(r);
+    plan_state(r);
+    if (r->ranks.rank == 0 && !r->o.json) print_start(r), print_resume(r);
     if (r->o.dry_run) exit(0);
+    check_agreement(r);
     check_memory(r);
     if (r->ranks.rank == 0) {
-        logger_open(&r->logger, &r->o, 0);
+        logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
         check_output("export-model", r->o.export_model);  // may lie in the folder of --out
         check_output("trace", r->o.trace);
     }
@@ -331,15 +459,90 @@ static void start(Run *r, int argc, char **argv) {
     watchdog_start(&r->watchdog, r->o.timeout, NULL);
 #endif
     start_model(r);
+    stop_listen();
+}
+
+// ---- saving, and the ends that save first: every rank takes part -------------------------------
+
+static void report_saved(const Run *r, bool complete) {
+    if (!complete) return;
+    if (r->o.json)
+        printf("{\"step\":%ld,\"checkpoint\":true}\n", r->saver.index.state.step);
+    else
+        printf("step %ld/%ld  saved %s\n", r->saver.index.state.step, r->steps, r->saver.path);
+    flush_stdout();
+}
+
+// Waits until the checkpoint that is being written is complete.
+static void finish_saving(Run *r) {
+    for (uint64_t written = 0;;) {
+        bool writing = saver_is_writing(&r->saver);
+        uint64_t now[2] = {writing, r->saver.written};
+        ranks_sum(&r->ranks, now, 2);
+        if (now[1] != written) process_alive();  // a disk that stands still is silence
+        written = now[1];
+        report_saved(r, saver_advance(&r->saver, now[0] == 0));
+        if (!ranks_any(&r->ranks, r->saver.state != SAVER_IDLE)) return;
+        struct timespec pause = {0, 10 * 1000 * 1000};
+        nanosleep(&pause, NULL);
+    }
+}
+
+// Begins to save the state as it is, unless it is on the disk already.
+static void save(Run *r) {
+    finish_saving(r);
+    if (r->saver.saved == r->state.step) return;
+    CheckpointIndex x = {};
+    x.state = r->state;
+    x.model = r->config.model;
+    x.T = r->config.T;
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+        x.bytes[a] = r->code->element_bytes(r->gpt, checkpoint_arrays[a].array);
+    x.sums = (uint64_t *)malloc_check(checkpoint_sums(&x.model) * sizeof(uint64_t));
+    x.options = resume_options(&r->o, r->samples_per_step * (uint64_t)r->config.T);
+    x.data = json_incref(r->data);
+    saver_begin(&r->saver, &x);
+    r->saved_ms = clock_ms();
+}
+
+// Something is wrong on some rank, and the state is whole: saves it if there is a folder for it,
+// then that rank says what is wrong.
+NORETURN static void end_whole(Run *r) {
+    char saved[2 * PATH_BYTES] = "";
+    if (r->o.out[0] && r->state.step > r->first_step) {
+        save(r);
+        finish_saving(r);
+        snprintf(saved, sizeof saved, " (the state is saved in %s)", r->saver.path);
+    }
+    if (r->failure.text[0]) die("%s%s", r->failure.text, saved);
+    sleep(10);  // the rank that knows is about to end the job
+    die_now();
+}
+
+// Somebody has asked the run to stop.
+NORETURN static void end_stopped(Run *r) {
+    if (r->o.out[0]) save(r), finish_saving(r);
+    if (r->ranks.rank == 0 && r->o.out[0])
+        fprintf(stderr, "train_gpt: stopped after step %ld/%ld, as asked; to go on: --resume %s\n",
+                r->state.step, r->steps, r->saver.path);
+    else if (r->ranks.rank == 0)
+        fprintf(stderr,
+                "train_gpt: stopped after step %ld/%ld, as asked; without --out nothing is saved\n",
+                r->state.step, r->steps);
+    logger_close(&r->logger);
+    ranks_any(&r->ranks, false);  // nobody leaves before all are done
+    ranks_finish();
+    _exit(EXIT_STOPPED);
+}
+
+// An empty file that says that the last step has been reached, as llm.c leaves it.
+static void mark_done(const Run *r) {
+    char path[PATH_BYTES];
+    path_print(path, "%s/DONE_%08ld", r->o.out, r->steps);
+    fclose_check(fopen_check(path, "w"), path);
 }
 
 // ---- validation and samples: every rank takes part ---------------------------------------------
-
-static void fetch(Run *r, DataLoader *dl, DataSpan span, int *inputs) {
-    (void)r;
-    Failure failure;
-    if (!dataloader_fetch(dl, span, inputs, &failure)) die("%s", failure.text);
-}
 
 // Mean loss over the first val-batches micro-batches, the same for any number of ranks.
 static double validate(Run *r) {
@@ -353,13 +556,12 @@ static double validate(Run *r) {
     int *inputs = r->code->inputs(r->gpt, 0);
     for (uint64_t at = 0; at < batches; at += (uint64_t)world) {
         uint64_t batch = at + (uint64_t)r->ranks.rank;
-        if (batch < batches)
-            fetch(r, &r->val, {batch * (uint64_t)r->config.B, 0, 1}, inputs);
-        else
-            for (size_t i = 0; i < BT; i++)
-                inputs[i] = 0, inputs[BT + i] = -1;  // nothing left for this rank
+        DataSpan span = {batch * (uint64_t)r->config.B, 0, 1};
+        bool there = batch < batches && dataloader_fetch(&r->val, span, inputs, &r->failure);
+        for (size_t i = 0; !there && i < BT; i++)
+            inputs[i] = 0, inputs[BT + i] = -1;  // nothing for this rank
         r->code->evaluate(r->gpt, losses, counts);
-        watchdog_alive(&r->watchdog);
+        process_alive();
         for (int i = 0; i < world; i++) loss += losses[i], tokens += counts[i];
     }
     free(losses);
@@ -368,6 +570,7 @@ static double validate(Run *r) {
 
 static void run_validation(Run *r, long step) {
     double loss = validate(r);
+    if (ranks_any(&r->ranks, r->failure.text[0] != 0)) end_whole(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
     report_validation(r->o.json, step, r->steps, loss, r->text);
@@ -399,7 +602,7 @@ static void run_sample(Run *r, long step) {
     for (int first = n; n < first + wanted; n++) {
         int from = n > room ? n - room : 0;  // the model sees the last T tokens
         r->code->logits(r->gpt, tokens + from, n - from, logits);
-        watchdog_alive(&r->watchdog);
+        process_alive();
         int next = sampler_next(&sampler, logits, r->tokenizer.V, (uint32_t)step, (uint64_t)n);
         ranks_broadcast(&r->ranks, &next, sizeof next);
         tokens[n] = next;
@@ -416,7 +619,7 @@ static bool due(int every, long step) {
 }
 
 // This rank's micro-batches of a step: in the global order, micro-step by micro-step, a micro-batch
-// of each rank.
+// of each rank. samples: used up before the step.
 static DataSpan step_span(const Run *r, uint64_t samples) {
     uint64_t B = (uint64_t)r->config.B, first = r->o.overfit ? 0 : samples;
     DataSpan span = {first + (uint64_t)r->ranks.rank * B, (uint64_t)r->ranks.world * B,
@@ -424,48 +627,78 @@ static DataSpan step_span(const Run *r, uint64_t samples) {
     return span;
 }
 
-// samples: used up before this step. The data of the next step are there when this one ends, or
-// are known not to be.
-static GptStep train_step(Run *r, long step, uint64_t samples, double lr) {
-    fetch(r, &r->train, step_span(r, samples), r->code->inputs(r->gpt, 0));
-    if (step + 1 < r->steps)
-        dataloader_prefetch(&r->train, step_span(r, samples + r->samples_per_step));
+// --skip-loss and --skip-norm: is this step's gradient to be left out? All ranks decide alike.
+static bool is_outlier(Run *r) {
+    const Options *o = &r->o;
+    if (o->skip_loss == 0 && o->skip_norm == 0) return false;
+    GptStep s = r->code->measure(r->gpt);
+    if (!isfinite(s.loss) || !isfinite(s.norm)) return false;  // left out anyway
+    bool loss = outliers_add(&r->state.losses, s.loss, o->skip_loss);
+    bool norm = outliers_add(&r->state.norms, s.norm, o->skip_norm);
+    return ranks_any(&r->ranks, loss || norm);
+}
+
+static uint32_t own_notes(Run *r) {
+    uint32_t notes = 0;
+    if (!r->failure.text[0]) r->failure = report_failure;
+    if (stop_signal) notes |= NOTE_STOP;
+    if (r->failure.text[0]) notes |= NOTE_FAILURE;
+    if (saver_is_writing(&r->saver)) notes |= NOTE_WRITING;
+    if (r->ranks.rank == 0 && r->o.checkpoint_minutes &&
+        clock_ms() - r->saved_ms > 60e3 * r->o.checkpoint_minutes)
+        notes |= NOTE_TIME;
+    return notes;
+}
+
+// The data of the next step are there when this one ends, or are known not to be: nothing but a
+// whole step is ever begun.
+static GptStep train_step(Run *r, long step, double lr, bool *outlier) {
+    int *inputs = r->code->inputs(r->gpt, 0);
+    uint64_t next = r->state.samples + r->samples_per_step;
+    if (!dataloader_fetch(&r->train, step_span(r, r->state.samples), inputs, &r->failure))
+        die("%s", r->failure.text);  // of the first step: nothing is lost
+    bool ahead = step + 1 < r->steps;
+    if (ahead) dataloader_prefetch(&r->train, step_span(r, next));
     for (int i = 0; i < r->micro_steps; i++) {
         r->code->micro_step(r->gpt, i);
-        watchdog_alive(&r->watchdog);
+        process_alive();
     }
     const Options *o = &r->o;
-    GptUpdate update = {(float)lr,       o->beta1,     o->beta2, o->eps,
-                        o->weight_decay, o->grad_clip, step,     o->seed};
+    *outlier = is_outlier(r);
+    GptUpdate update = {(float)lr,    o->beta1, o->beta2, o->eps,  o->weight_decay,
+                        o->grad_clip, step,     o->seed,  *outlier};
     r->code->update(r->gpt, &update);
-    GptStep s = r->code->finish_step(r->gpt, 0);
-    watchdog_alive(&r->watchdog);
+    if (ahead) dataloader_wait(&r->train, &r->failure);
+    GptStep s = r->code->finish_step(r->gpt, own_notes(r));
+    process_alive();
     return s;
 }
 
-static void count_skips(Run *r, long step, const GptStep *s) {
-    if (isfinite(s->norm) && isfinite(s->loss)) {
-        r->skips_in_a_row = 0;
-        return;
-    }
-    r->skips++;
+// Counts an update that was left out.
+static void count_skips(Run *r, long step, const GptStep *s, bool outlier) {
+    TrainState *t = &r->state;
+    bool finite = isfinite(s->norm) && isfinite(s->loss);
+    if (finite) t->skips_in_a_row = 0;
+    if (finite && !outlier) return;
+    t->skips++;
     if (r->ranks.rank == 0)
-        fprintf(stderr,
-                "train_gpt: step %ld/%ld: loss %g, gradient norm %g; the update is skipped (%d so "
-                "far)\n",
-                step + 1, r->steps, plain_nan(s->loss), plain_nan(s->norm), r->skips);
-    if (++r->skips_in_a_row == SKIPS_IN_A_ROW)
-        die_all(
-            "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
-            SKIPS_IN_A_ROW);
+        fprintf(
+            stderr,
+            "train_gpt: step %ld/%ld: loss %g, gradient norm %g%s; the update is skipped (%d so "
+            "far)\n",
+            step + 1, r->steps, plain_nan(s->loss), plain_nan(s->norm),
+            outlier ? ", an outlier" : "", t->skips);
+    if (!finite && ++t->skips_in_a_row == SKIPS_IN_A_ROW && r->ranks.rank == 0)
+        fails(&r->failure,
+              "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
+              SKIPS_IN_A_ROW);
 }
 
 static void measure_step(Run *r, long step, double lr, double ms, const GptStep *s) {
     const ModelConfig *m = &r->config.model;
     double tokens = (double)r->config.B * r->config.T * r->ranks.world * r->micro_steps;
     double flops = 6.0 * (double)model_parameters(m) + 6.0 * m->L * (double)m->C * r->config.T;
-    r->tokens += (uint64_t)tokens;
-    r->ms_mean = step < 2 ? ms : 0.95 * r->ms_mean + 0.05 * ms;
+    r->ms_mean = step < r->first_step + 2 ? ms : 0.95 * r->ms_mean + 0.05 * ms;
     StepMetrics x = {};
     x.step = step, x.steps = r->steps, x.lr = lr, x.ms = ms;
     x.loss = plain_nan(s->loss), x.norm = plain_nan(s->norm);
@@ -474,7 +707,7 @@ static void measure_step(Run *r, long step, double lr, double ms, const GptStep 
     x.comm_share = s->counters.wait_ms / ms;
     x.gathered = s->counters.gathered_bytes, x.reduced = s->counters.reduced_bytes;
     x.allreduced = s->counters.allreduced_bytes, x.collectives = s->counters.collectives;
-    x.tokens = r->tokens;
+    x.tokens = r->state.tokens;
     x.memory = buffers_bytes(r->code->buffers(r->gpt), NULL);
     if (r->ranks.rank != 0) return;
     logger_step(&r->logger, &x);
@@ -492,11 +725,25 @@ static void write_trace(Run *r) {
     r->code->trace_stop(r->gpt, path);
 }
 
+// Decides, with all ranks alike, what follows from a step.
+static void after_step(Run *r, const GptStep *s) {
+    bool failed = (s->notes & NOTE_FAILURE) || r->state.skips_in_a_row == SKIPS_IN_A_ROW;
+    report_saved(r, saver_advance(&r->saver, !(s->notes & NOTE_WRITING)));
+    if (failed) end_whole(r);
+    if (s->notes & NOTE_STOP) end_stopped(r);
+    bool time = s->notes & NOTE_TIME;
+    if (r->saver.background && (time || due(r->o.checkpoint_every, r->state.step))) save(r);
+}
+
 static void train(Run *r) {
     const Options *o = &r->o;
     Schedule schedule = schedule_of(r);
-    long traced = r->steps > 1 ? 1 : 0;  // the first step also plans the matrix products
-    for (long step = 0; step <= r->steps; step++) {
+    long first = r->first_step, traced = r->steps > first + 1 ? first + 1 : first;
+    r->saved_ms = clock_ms();
+    // The checkpoints of a run that this one does not go on from are not its own.
+    if (o->out[0] && r->ranks.rank == 0 && r->steps > first)
+        checkpoint_set_aside(o->out, r->resumed_here ? first : -1);
+    for (long step; (step = r->state.step) <= r->steps;) {
         process.step = step;
         bool last = step == r->steps;
         if (o->val[0] && (due(o->val_every, step) || last)) run_validation(r, step);
@@ -504,18 +751,27 @@ static void train(Run *r) {
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
-        GptStep s = train_step(r, step, (uint64_t)step * r->samples_per_step, lr);
+        bool outlier;
+        GptStep s = train_step(r, step, lr, &outlier);
         if (o->trace[0] && step == traced) write_trace(r);
-        count_skips(r, step, &s);
+        r->state.step++;
+        r->state.samples += r->samples_per_step;
+        r->state.tokens += r->samples_per_step * (uint64_t)r->config.T;
+        count_skips(r, step, &s, outlier);
         measure_step(r, step, lr, clock_ms() - began, &s);
+        after_step(r, &s);
     }
     process.step = -1;
 }
 
 static void finish(Run *r) {
+    if (r->saver.background) {
+        save(r);
+        finish_saving(r);
+        if (r->ranks.rank == 0) mark_done(r);
+    }
     if (r->o.export_model[0]) {
-        Model model = {r->code, r->gpt, &r->config};
-        model_file_save(&model, GPT_PARAMETERS, r->o.export_model, false);
+        model_file_save(&r->model, GPT_PARAMETERS, r->o.export_model, false);
         if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_model);
     }
     watchdog_stop(&r->watchdog);

@@ -47,11 +47,11 @@ typedef struct {
     TrainState state;
     ModelConfig model;
     int T;                            // tokens of a sample
-    int ranks;                        // that wrote it
     size_t bytes[CHECKPOINT_ARRAYS];  // of an element
     uint64_t *sums;                   // (CHECKPOINT_ARRAYS, L, TENSORS), see checkpoint_sum
     json_t *options;                  // name: value, as a config file has them
     json_t *data;                     // of the training data: files with their tokens
+    uint64_t checksum;                // of the index, once it has been read
 } CheckpointIndex;
 
 // Where the checksum of a tensor stands.
@@ -139,11 +139,11 @@ static inline json_t *index_checksum(const json_t *root) {
 static inline char *checkpoint_index_write(const CheckpointIndex *x) {
     const ModelConfig *m = &x->model;
     json_t *root =
-        json_pack("{s:s, s:i, s:I, s:i, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:O, s:O, s:o, s:o}",
-                  "format", CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step",
-                  (json_int_t)x->state.step, "ranks", x->ranks, "model", "L", m->L, "C", m->C, "NH",
-                  m->NH, "T", m->T, "V", m->V, "state", index_state(x), "options", x->options,
-                  "data", x->data, "arrays", index_arrays(x), "tensors", index_tensors(x));
+        json_pack("{s:s, s:i, s:I, s:{s:i, s:i, s:i, s:i, s:i}, s:o, s:O, s:O, s:o, s:o}", "format",
+                  CHECKPOINT_FORMAT, "version", CHECKPOINT_VERSION, "step",
+                  (json_int_t)x->state.step, "model", "L", m->L, "C", m->C, "NH", m->NH, "T", m->T,
+                  "V", m->V, "state", index_state(x), "options", x->options, "data", x->data,
+                  "arrays", index_arrays(x), "tensors", index_tensors(x));
     if (!root) die("out of memory for the index of a checkpoint");
     json_object_set_new(root, "checksum", index_checksum(root));
     char *text = index_text(root);
@@ -186,7 +186,6 @@ static inline void index_read_state(CheckpointIndex *x, const json_t *root, Fail
     s->skips = (int)index_integer(state, "skipped", 0, 1 << 30, failure);
     s->skips_in_a_row = (int)index_integer(state, "skipped_in_a_row", 0, 1 << 30, failure);
     x->T = (int)index_integer(state, "sample_tokens", 1, 1 << 24, failure);
-    x->ranks = (int)index_integer(root, "ranks", 1, 1 << 30, failure);
     index_read_outliers(json_object_get(state, "losses"), &s->losses, failure);
     index_read_outliers(json_object_get(state, "norms"), &s->norms, failure);
 }
@@ -266,6 +265,7 @@ static inline bool checkpoint_index_read(CheckpointIndex *x, const char *text, s
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES, &error);
     if (!root) return fails(failure, "line %d: %s", error.line, error.text);
     Failure found = {""};
+    x->checksum = checksum_text(text, bytes);
     if (index_check_format(root, &found)) {
         index_read_state(x, root, &found);
         index_read_model(x, root, &found);

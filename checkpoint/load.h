@@ -63,6 +63,7 @@ static inline void checkpoint_load_array(const Model *model, const CheckpointInd
             sums[checkpoint_sum(&x->model, a, p->id, p->layer)] +=
                 checksum_part(host, n, size, p->first + done);
             model->code->write(model->gpt, checkpoint_arrays[a].array, host, p->at + done, n);
+            process_alive();
         }
     }
     free(host);

@@ -32,6 +32,7 @@ static inline void for_each_chunk(const Model *m, ChunkFunction f, void *context
             chunk.first = pieces[i].first + done, chunk.at = pieces[i].at + done;
             chunk.n = pieces[i].n - done < PARAMETERS_CHUNK ? pieces[i].n - done : PARAMETERS_CHUNK;
             f(m, context, host, &chunk);
+            process_alive();
         }
     }
     free(host);

@@ -1,6 +1,7 @@
 // checkpoint/save.h: checkpoints are written while the training goes on. Saving copies the rank's
 // state to host memory, which the loop waits for, and starts a thread that writes the copy: every
-// rank its own pieces, with their checksums, into files that all share. When all ranks are done,
+// rank its own pieces, with their checksums, into files that all share. (A run that saves only
+// because it ends has no room for a copy, and nothing to go on with: it writes at once.) When all ranks are done,
 // rank 0 writes the index, flushes everything and gives the folder its name. Until then the folder
 // is called .tmp, and the checkpoint before is untouched; old ones go after that.
 //
@@ -25,6 +26,7 @@ typedef struct {
     const Model *model;
     const char *out;                  // the checkpoints are in out/checkpoints
     int keep, keep_every;             // see checkpoint_prune
+    bool background;                  // there are copies, and threads
     void *copies[CHECKPOINT_ARRAYS];  // the rank's arrays at the step that is saved
     size_t shard;                     // elements of each
 
@@ -41,20 +43,27 @@ typedef struct {
 
 // ---- plan --------------------------------------------------------------------------------------
 
-// Adds the host copies to the table of buffers.
-static inline void saver_plan(Saver *s, const Model *model, Buffers *b, const char *out, int keep,
-                              int keep_every) {
+// background: adds the host copies to the table of buffers.
+static inline void saver_plan(Saver *s, const Model *model, bool background, const char *out,
+                              int keep, int keep_every) {
+    Buffers *b = model->code->buffers(model->gpt);
     *s = (Saver){};
     s->model = model;
+    s->background = background;
     s->out = out;
     s->keep = keep, s->keep_every = keep_every;
     s->saved = -1;
     s->shard = model->code->shard_elements(model->gpt);
-    if (!model_writes(model)) return;
-    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+    for (int a = 0; background && model_writes(model) && a < CHECKPOINT_ARRAYS; a++)
         buffers_add(b, BUFFER_HOST, &s->copies[a],
                     s->shard * model->code->element_bytes(model->gpt, checkpoint_arrays[a].array),
                     "copy of %s for checkpoints", checkpoint_arrays[a].name);
+}
+
+// The state after `step` steps is on the disk already.
+static inline void saver_has(Saver *s, const char *path, long step) {
+    path_print(s->path, "%s", path);
+    s->saved = step;
 }
 
 // ---- the thread of every rank: its pieces, and their checksums ---------------------------------
@@ -64,14 +73,20 @@ static inline void saver_sums_path(const Saver *s, char *path, int rank) {
     path_print(path, "%s/checksums.%d", s->stage, rank);
 }
 
-static inline bool saver_write_file(const Saver *s, const char *path, const void *data,
-                                    size_t bytes, Failure *failure) {
-    (void)s;
+static inline bool saver_write_file(const char *path, const void *data, size_t bytes,
+                                    Failure *failure) {
     int fd = open_try(path, O_WRONLY | O_CREAT | O_TRUNC, failure);
     if (fd < 0) return false;
     bool written = write_try(fd, data, bytes, 0, path, failure);
     Failure ignored;
     return sync_close_try(fd, path, written ? failure : &ignored) && written;
+}
+
+// n elements of the state that is saved: in the copy, or read into `room`.
+static inline const void *saver_data(const Saver *s, int a, size_t at, size_t n, void *room) {
+    if (s->background) return (const char *)s->copies[a] + at * s->index.bytes[a];
+    s->model->code->read(s->model->gpt, checkpoint_arrays[a].array, room, at, n);
+    return room;
 }
 
 static inline bool saver_write_array(Saver *s, int a, int fd, const char *path) {
@@ -80,21 +95,23 @@ static inline bool saver_write_array(Saver *s, int a, int fd, const char *path) 
     size_t size = s->index.bytes[a], most = PIECE / size;
     int count;
     const GptPiece *pieces = s->model->code->pieces(s->model->gpt, &count);
-    for (int i = 0; i < count; i++) {
+    void *room = s->background ? NULL : malloc_check(PIECE);
+    bool ok = true;
+    for (int i = 0; ok && i < count; i++) {
         const GptPiece *p = &pieces[i];
         uint64_t *sum = &s->index.sums[checkpoint_sum(m, a, p->id, p->layer)];
-        for (size_t done = 0, n; done < p->n; done += n) {
+        for (size_t done = 0, n; ok && done < p->n; done += n) {
             n = p->n - done < most ? p->n - done : most;
-            const char *data = (const char *)s->copies[a] + (p->at + done) * size;
+            const void *data = saver_data(s, a, p->at + done, n, room);
             size_t first = tensor_offset(m, p->id, p->layer) + p->first + done;
             *sum += checksum_part(data, n, size, p->first + done);
-            if (!write_try(fd, data, n * size, checkpoint_arrays[a].offset + first * size, path,
-                           &s->failure))
-                return false;
+            ok = write_try(fd, data, n * size, checkpoint_arrays[a].offset + first * size, path,
+                           &s->failure);
             __atomic_fetch_add(&s->written, n * size, __ATOMIC_RELAXED);
         }
     }
-    return true;
+    free(room);
+    return ok;
 }
 
 static inline void *saver_write_thread(void *argument) {
@@ -106,20 +123,29 @@ static inline void *saver_write_thread(void *argument) {
         path_print(path, "%s/%s", s->stage, checkpoint_arrays[a].file);
         int fd = open_try(path, O_WRONLY, &s->failure);
         Failure ignored;
+        if (fd < 0 && access(s->stage, F_OK) != 0)
+            fails(&s->failure,
+                  "%s, which rank 0 has made, is not here: expected --out in a folder "
+                  "that all nodes share",
+                  s->stage);
         ok = fd >= 0 && saver_write_array(s, a, fd, path);
         if (fd >= 0) ok = sync_close_try(fd, path, ok ? &s->failure : &ignored) && ok;
     }
     if (ok) {
         saver_sums_path(s, path, s->model->config->fsdp.rank);
-        saver_write_file(s, path, s->index.sums,
-                         checkpoint_sums(&s->index.model) * sizeof(uint64_t), &s->failure);
+        saver_write_file(path, s->index.sums, checkpoint_sums(&s->index.model) * sizeof(uint64_t),
+                         &s->failure);
     }
     __atomic_store_n(&s->thread_done, true, __ATOMIC_RELEASE);
     return NULL;
 }
 
-static inline void saver_start_thread(Saver *s, void *(*work)(void *)) {
+static inline void saver_start(Saver *s, void *(*work)(void *)) {
     s->thread_done = false;
+    if (!s->background) {
+        work(s);
+        return;
+    }
     int error = pthread_create(&s->thread, NULL, work, s);
     if (error) die("cannot start the thread that saves: %s", strerror(error));
 }
@@ -191,7 +217,7 @@ static inline void *saver_publish_thread(void *argument) {
     if (saver_collect_sums(s)) {
         char *text = checkpoint_index_write(&s->index);
         path_print(path, "%s/index.json", s->stage);
-        if (saver_write_file(s, path, text, strlen(text), &s->failure) &&
+        if (saver_write_file(path, text, strlen(text), &s->failure) &&
             sync_folder_try(s->stage, &s->failure) && saver_rename(s) &&
             sync_folder_try(folder, &s->failure))
             checkpoint_prune(s->out, s->keep, s->keep_every);
@@ -206,7 +232,7 @@ static inline void *saver_publish_thread(void *argument) {
 // Ends the run if the thread has failed; true if it has nothing more to do.
 static inline bool saver_thread_done(Saver *s) {
     if (!__atomic_load_n(&s->thread_done, __ATOMIC_ACQUIRE)) return false;
-    pthread_join(s->thread, NULL);
+    if (s->background) pthread_join(s->thread, NULL);
     if (s->failure.text[0]) die("checkpoint of step %ld: %s", s->index.state.step, s->failure.text);
     return true;
 }
@@ -222,7 +248,7 @@ static inline bool saver_advance(Saver *s, bool all_written) {
     if (s->state == SAVER_WRITTEN && all_written) {
         bool publishes = s->model->config->fsdp.rank == 0;
         s->state = publishes ? SAVER_PUBLISHING : SAVER_IDLE;
-        if (publishes) saver_start_thread(s, saver_publish_thread);
+        if (publishes) saver_start(s, saver_publish_thread);
         s->saved = s->index.state.step;
     }
     if (s->state != SAVER_PUBLISHING || !saver_thread_done(s)) return false;
@@ -242,7 +268,7 @@ static inline void saver_begin(Saver *s, CheckpointIndex *index) {
     m->code->arrive(m->gpt);
     s->state = model_writes(m) ? SAVER_WRITING : SAVER_WRITTEN;
     if (!model_writes(m)) return;
-    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+    for (int a = 0; s->background && a < CHECKPOINT_ARRAYS; a++)
         m->code->read(m->gpt, checkpoint_arrays[a].array, s->copies[a], 0, s->shard);
-    saver_start_thread(s, saver_write_thread);
+    saver_start(s, saver_write_thread);
 }

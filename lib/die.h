@@ -25,9 +25,15 @@
 // The process's only global state: who it is and where it stands.
 typedef struct {
     int rank, world;
-    long step;  // optimizer step, from 0; -1 outside the training loop
+    long step;            // optimizer step, from 0; -1 outside the training loop
+    unsigned long signs;  // of life, see lib/watchdog.h
 } Process;
-ONE_OBJECT Process process = {0, 1, -1};
+ONE_OBJECT Process process = {0, 1, -1, 0};
+
+// The main thread has got on.
+static inline void process_alive(void) {
+    __atomic_fetch_add(&process.signs, 1, __ATOMIC_RELAXED);
+}
 
 // Ends the other ranks; set by ranks.h once there are any. May be NULL.
 ONE_OBJECT void (*die_hook)(void) = NULL;

@@ -58,6 +58,7 @@ typedef struct {
 
 typedef struct {
     const Options *options;  // --out is the folder; "": no files. They live longer than the logger
+    bool resumes;            // goes on in the files that are there
     long start;              // first step of this run
     FILE *log, *metrics;     // NULL: nothing has been written yet
     char log_path[PATH_BYTES], metrics_path[PATH_BYTES], options_path[PATH_BYTES];
@@ -127,12 +128,14 @@ static inline void logger_save_options(const Logger *l, char *path) {
     options_save(l->options, path);
 }
 
-// start: the first step of this run. An unwritable folder and a full disk are found here.
-static inline void logger_open(Logger *l, const Options *options, long start) {
+// start: the first step of this run; resumes: lines before it are there already. An unwritable folder
+// and a full disk are found here.
+static inline void logger_open(Logger *l, const Options *options, bool resumes, long start) {
     char probe[PATH_BYTES];
     const char *folder = options->out;
     memset(l, 0, sizeof *l);
     l->options = options;
+    l->resumes = resumes;
     l->start = start;
     if (!folder[0]) return;
     make_folder(folder);
@@ -149,9 +152,9 @@ static inline bool logger_begin(Logger *l) {
     char saved[PATH_BYTES];
     const char *paths[] = {l->options_path, l->log_path, l->metrics_path};
     logger_save_options(l, saved);
-    logger_number(paths, l->start ? 1 : 3);
+    logger_number(paths, l->resumes ? 1 : 3);
     rename_check(saved, l->options_path);
-    if (l->start) {
+    if (l->resumes) {
         logger_cut(l->log_path, l->start);
         logger_cut(l->metrics_path, l->start);
     }

@@ -31,12 +31,10 @@ enum { REDUCE_ORDERED, REDUCE_FAST };
 #define OPTION_TABLE(GROUP, INT, SIZE, REAL, TEXT, CHOICE, FLAG) \
 GROUP("Model") \
 TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], or an llm.c model.bin") \
-TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
 GROUP("Data") \
 TEXT  (train,           "i", "",                                        "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "",                                        "validation data, of the same kind; empty: no validation") \
 TEXT  (tokenizer,       "",  "",                                        "tokenizer.bin that decodes samples of token shards") \
-TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \
 FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
 GROUP("Batch") \
 INT   (batch,           "b", "4",   1, 65536,                           "sequences of a micro-batch on each rank (B)") \
@@ -54,6 +52,8 @@ REAL  (beta2,           "",  "0.95", 0, 0.999999,                       "AdamW's
 REAL  (eps,             "",  "1e-8", 1e-30, 1,                          "AdamW's epsilon, outside the root") \
 REAL  (grad_clip,       "",  "1",   0, 1e9,                             "limit of the global gradient norm; 0: no limit") \
 SIZE  (seed,            "",  "42",  0, 1.8446744073709552e19,           "of the initial weights, the data order, the samples and the rounding") \
+REAL  (skip_loss,       "sl", "0",  0, 1e9,                             "leave out an update whose loss is this many standard deviations above the last 128; 0: never") \
+REAL  (skip_norm,       "sg", "0",  0, 1e9,                             "the same of the gradient norm") \
 GROUP("Validation and samples") \
 INT   (val_every,       "v", "250", 0, OPTION_MAX,                      "steps between validations; 0: only at the end") \
 INT   (val_batches,     "m", "20",  1, OPTION_MAX,                      "micro-batches of a validation, over all ranks") \
@@ -62,6 +62,15 @@ INT   (sample_tokens,   "g", "256", 1, 1 << 20,                         "tokens 
 TEXT  (sample_prompt,   "",  "",                                        "text that a sample begins with") \
 REAL  (temperature,     "",  "0.8", 0, 100,                             "of the sampling; 0: always the likeliest token") \
 INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample among the k likeliest tokens; 0: among all") \
+GROUP("Results") \
+TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \
+TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
+GROUP("Checkpoints") \
+INT   (checkpoint_every,"n", "0",   0, OPTION_MAX,                      "steps between checkpoints in OUT/checkpoints, and one at the end; 0: none") \
+INT   (checkpoint_minutes,"","0",   0, OPTION_MAX,                      "minutes between checkpoints; 0: by steps only") \
+INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the newest checkpoints that are kept; 0: all") \
+INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
+TEXT  (resume,          "y", "0",                                       "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
 GROUP("Sharding") \
 INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: the cores of the machine / its ranks") \
@@ -168,6 +177,7 @@ static inline const Option *option_find(const char *name) {
 }
 
 static inline const Option *option_find_alias(const char *alias) {
+    if (!strcmp(alias, "af")) alias = "a";  // llm.c looks no further than the a
     for (int i = 0; i < OPTION_ROWS; i++)
         if (option_table[i].alias[0] && !strcmp(option_table[i].alias, alias))
             return &option_table[i];
@@ -200,20 +210,14 @@ static inline int edit_distance(const char *a, const char *b) {
 // run that is quietly not the one asked for is worse than none. Only the value with which llm.c
 // itself does nothing of the kind passes.
 static const struct {
-    const char *flag, *neutral /* "": none */, *was, *instead;
+    const char *flag, *neutral /* "": none, *: any */, *was, *instead;
 } llmc_flags[] = {
-    {"n", "0", "steps between checkpoints", "not available yet; --export-model writes the weights"},
-    {"nk", "0", "number of checkpoints to keep", "checkpoints are not available yet"},
-    {"nm", "0", "steps between checkpoints kept for good", "checkpoints are not available yet"},
-    {"y", "0", "resume", "not available yet; --model FILE starts from exported weights"},
     {"h", "0", "HellaSwag evaluation", "not available yet"},
     {"lg", "-1", "steps between logs of the GPU's state",
      "leave it out, the program has no such log"},
-    {"sl", "0", "skip updates whose loss is an outlier", "not available; see --grad-clip"},
-    {"sg", "0", "skip updates whose gradient norm is an outlier", "not available; see --grad-clip"},
     {"f", "0", "TF32 products", "use --precision fp32|bf16"},
     {"w", "1", "fp32 master weights", "leave it out, parameter shards are always fp32"},
-    {"ge", "0", "fusion of GELU into products", "leave it out, it changes no result"},
+    {"ge", "*", "fusion of GELU into products", "leave it out, it changes no result"},
     {"pn", "", "number of processes", "use mpirun -n N or --ranks N"},
     {"pr", "", "rank of this process", "leave it out, mpirun or --ranks gives it"},
     {"pg", "", "GPUs of a node", "leave it out, the ranks of a node are counted"},
@@ -237,6 +241,7 @@ static inline bool llmc_is_neutral(int row, const char *value) {
     const char *neutral = llmc_flags[row].neutral;
     char *end;
     double number = strtod(value, &end);
+    if (neutral[0] == '*') return true;
     if (isalpha((unsigned char)neutral[0])) return !strcmp(value, neutral);
     return neutral[0] && end != value && !*end && number == atof(neutral);
 }
@@ -601,6 +606,18 @@ static inline bool option_is_saved(const Option *row) {
            strcmp(row->name, "help");
 }
 
+// Does the option belong to the training, and not to the machines and folders of one run?
+static inline bool option_decides_training(const Option *row) {
+    static const char *const groups[] = {
+        "Model", "Data", "Batch", "Optimizer", "Validation and samples", "Numbers"};
+    if (row->kind == KIND_GROUP) return false;
+    const Option *group = row;
+    while (group->kind != KIND_GROUP) group--;
+    for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
+        if (!strcmp(group->name, groups[i])) return true;
+    return false;
+}
+
 static inline void options_read_config(Options *o, const char *path) {
     FILE *f = fopen_check(path, "r");
     char *line = NULL;
@@ -766,9 +783,8 @@ static inline void options_check_names(OptionWords w) {
     if (unknown) die_all("unknown option%s %s", unknown > 1 ? "s" : "", all);
 }
 
-// Defaults, then the command line from left to right.
-static inline void options_parse(Options *o, int argc, char **argv) {
-    options_default(o);
+// The command line from left to right, over what is there.
+static inline void options_command_line(Options *o, int argc, char **argv) {
     if (argc == 2 && !strcmp(argv[1], "-h")) argv[1] = (char *)"--help";
     OptionWords w = {argc, 1, argv, NULL, "", "", ""};
     options_check_names(w);
@@ -777,6 +793,11 @@ static inline void options_parse(Options *o, int argc, char **argv) {
         option_set_or_die(o, w.row, w.value, "");
         if (w.row == option_find("config")) options_read_config(o, w.value);
     }
+}
+
+static inline void options_parse(Options *o, int argc, char **argv) {
+    options_default(o);
+    options_command_line(o, argc, argv);
 }
 
 // The effective values, one wrapped paragraph a group.

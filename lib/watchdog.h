@@ -1,5 +1,5 @@
 // lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown
-// progress within the time limit; if not, it says where the rank stands and takes all ranks down.
+// progress (process_alive) within the time limit; if not, it says where the rank stands and takes all ranks down.
 // The limit counts the thread's own pauses, not a clock: a job that is stopped for an hour and
 // continued has lost no time.
 #pragma once
@@ -12,14 +12,8 @@
 typedef struct {
     int limit;                             // seconds
     void (*describe)(char *text, size_t);  // adds what this rank is waiting for; may be NULL
-    unsigned long signs;                   // of progress, so far
     pthread_t thread;
 } Watchdog;
-
-// The main thread has got on.
-static inline void watchdog_alive(Watchdog *w) {
-    __atomic_fetch_add(&w->signs, 1, __ATOMIC_RELAXED);
-}
 
 static inline void *watchdog_thread(void *argument) {
     enum { PAUSES_A_SECOND = 5 };
@@ -28,7 +22,7 @@ static inline void *watchdog_thread(void *argument) {
     for (long idle = 0;;) {  // pauses since the last sign
         struct timespec pause = {0, 1000 * 1000 * 1000 / PAUSES_A_SECOND};
         if (nanosleep(&pause, NULL) != 0) continue;  // a signal has cut it short
-        unsigned long signs = __atomic_load_n(&w->signs, __ATOMIC_RELAXED);
+        unsigned long signs = __atomic_load_n(&process.signs, __ATOMIC_RELAXED);
         idle = signs == seen ? idle + 1 : 0;
         seen = signs;
         if (idle < (long)w->limit * PAUSES_A_SECOND) continue;
@@ -41,7 +35,6 @@ static inline void *watchdog_thread(void *argument) {
 static inline void watchdog_start(Watchdog *w, int seconds, void (*describe)(char *text, size_t)) {
     w->limit = seconds;
     w->describe = describe;
-    w->signs = 0;
     int error = pthread_create(&w->thread, NULL, watchdog_thread, w);
     if (error) die("cannot start the watchdog's thread: %s", strerror(error));
 }

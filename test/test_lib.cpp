@@ -226,17 +226,11 @@ static void sizes_may_be_written_with_an_exponent(void **) {
 
 static void flags_of_llmc_that_are_not_here_are_explained(void **) {
     const char *const cases[][2] = {
-        {"-b 4 -n 5",
-         "-n, in llm.c `steps between checkpoints`: not available yet; --export-model"},
-        {"-y 1", "-y, in llm.c `resume`: not available yet"},
-        {"-nk 5", "-nk, in llm.c `number of checkpoints to keep`"},
         {"-f 1", "-f, in llm.c `TF32 products`: use --precision"},
         {"-w 0", "parameter shards are always fp32"},
         {"-w", "parameter shards are always fp32"},
         {"-h 1", "-h, in llm.c `HellaSwag evaluation`: not available yet"},
-        {"-ge 1", "changes no result"},
         {"-pn 8", "use mpirun -n N or --ranks N"},
-        {"-sl 7.0", "skip updates whose loss is an outlier"},
         {"--pn 8", "unknown option --pn"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_parse_death(cases[i][0], cases[i][1]);
@@ -245,10 +239,17 @@ static void flags_of_llmc_that_are_not_here_are_explained(void **) {
 
 static void flags_of_llmc_that_ask_for_nothing_pass(void **) {
     Options plain = parse("-b 3 -x 7");
-    Options neutral = parse("-y 0 -b 3 -ge 0 -sl 0.0 -sg 0 -w 1 -h 0 -n 0 -lg -1 -pm mpi -x 7");
+    Options neutral = parse("-y 0 -b 3 -ge 1 -sl 0.0 -sg 0 -w 1 -h 0 -n 0 -lg -1 -pm mpi -x 7");
     assert_same_options(&plain, &neutral);
-    expect_parse_death("-sl 0x", "-sl, in llm.c");
-    expect_parse_death("-y", "-y, in llm.c");
+    expect_parse_death("-w 1x", "-w, in llm.c");
+    expect_parse_death("-w", "-w, in llm.c");
+}
+
+static void flags_of_llmc_mean_what_they_mean_there(void **) {
+    Options o = parse("-n 2000 -nk 5 -nm 50000 -y 1 -sl 7.0 -sg 6 -ge 1 -af 1");
+    assert_true(o.checkpoint_every == 2000 && o.keep == 5 && o.keep_every == 50000 && o.overfit);
+    assert_string_equal(o.resume, "1");
+    assert_true(o.skip_loss == 7 && o.skip_norm == 6);
 }
 
 static void names_of_other_trainers_lead_to_ours(void **) {
@@ -266,10 +267,9 @@ static void names_of_other_trainers_lead_to_ours(void **) {
 
 static void all_unknown_options_are_named_at_once(void **) {
     expect_parse_death(
-        "-ge 1 --batch 2 --learning-rate -1 -y 1 --zzzzzzzzzzzz x -x2",
-        "unknown options -ge, in llm.c `fusion of GELU into products`: leave it out, "
-        "it changes no result; --learning-rate: did you mean --lr?; -y, in llm.c "
-        "`resume`: not available yet; --model FILE starts from exported weights; "
+        "-w 0 --batch 2 --learning-rate -1 -ge 1 --zzzzzzzzzzzz x -x2",
+        "unknown options -w, in llm.c `fp32 master weights`: leave it out, parameter shards are "
+        "always fp32; --learning-rate: did you mean --lr?; "
         "--zzzzzzzzzzzz: --help lists all options; -x2: did you mean -x 2?\n");
 }
 
@@ -547,7 +547,7 @@ static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
         watchdog_start(&w, 2, NULL);
         if (write(ends[1], "", 1) != 1) _exit(3);
         burn(0.4);  // stopped in here, and still busy when the watchdog looks again
-        watchdog_alive(&w);
+        process_alive();
         watchdog_stop(&w);
         _exit(0);
     }
@@ -1174,7 +1174,7 @@ static Options *options_of(const char *name) {
 // A whole run of steps first .. end - 1.
 static void log_run(const Options *o, long first, long end) {
     Logger l;
-    logger_open(&l, o, first);
+    logger_open(&l, o, first > 0, first);
     for (long step = first; step < end; step++) {
         StepMetrics m = metrics(step);
         logger_step(&l, &m);
@@ -1184,7 +1184,7 @@ static void log_run(const Options *o, long first, long end) {
 
 static void logs_keep_every_digit_of_a_float(void **) {
     Logger l;
-    logger_open(&l, options_of("run/deep"), 0);
+    logger_open(&l, options_of("run/deep"), false, 0);
     StepMetrics m = metrics(0);
     logger_step(&l, &m);
     logger_validation(&l, 1, NAN);
@@ -1274,13 +1274,13 @@ static void a_full_disk_takes_no_earlier_file(void **) {
         [](const void *options) {
             limit_files(100);
             Logger l;
-            logger_open(&l, (const Options *)options, 0);
+            logger_open(&l, (const Options *)options, false, 0);
         },
         o, "full/options.cfg.tmp: File too large");
     expect_death(
         [](const void *options) {
             Logger l;
-            logger_open(&l, (const Options *)options, 0);
+            logger_open(&l, (const Options *)options, false, 0);
             limit_files(100);
             logger_validation(&l, 0, 1.0);
         },
@@ -1294,7 +1294,7 @@ static void run_logger(const void *where) {
     options_default(&o);
     o.out = (const char *)where;
     Logger l;
-    logger_open(&l, &o, 0);
+    logger_open(&l, &o, false, 0);
 }
 
 static void unwritable_logs_end_in_one_line(void **) {
@@ -1351,6 +1351,7 @@ int main(void) {
         cmocka_unit_test(sizes_may_be_written_with_an_exponent),
         cmocka_unit_test(flags_of_llmc_that_are_not_here_are_explained),
         cmocka_unit_test(flags_of_llmc_that_ask_for_nothing_pass),
+        cmocka_unit_test(flags_of_llmc_mean_what_they_mean_there),
         cmocka_unit_test(names_of_other_trainers_lead_to_ours),
         cmocka_unit_test(all_unknown_options_are_named_at_once),
         cmocka_unit_test(help_and_version_answer_and_end),

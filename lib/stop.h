@@ -1,0 +1,41 @@
+// lib/stop.h: being asked to stop: SIGTERM and SIGUSR1 (a batch system that wants the machine back)
+// and SIGINT. The run finishes its step, saves and ends; a second signal ends it at once. A
+// terminal and a launcher may both deliver the same request, so what comes within a second of the
+// first is no second one.
+#pragma once
+
+#include <signal.h>
+#include <stdbool.h>
+#include <string.h>
+#include <time.h>
+#include <unistd.h>
+
+// Exit code of a run that has stopped when asked and can go on: EX_TEMPFAIL of sysexits.h.
+enum { EXIT_STOPPED = 75 };
+
+#ifndef ONE_OBJECT
+#define ONE_OBJECT __attribute__((weak))
+#endif
+ONE_OBJECT volatile sig_atomic_t stop_signal = 0;  // 0: nobody has asked
+ONE_OBJECT struct timespec stop_time;
+
+static inline void stop_handler(int signal) {
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    double since =
+        (double)(now.tv_sec - stop_time.tv_sec) + 1e-9 * (double)(now.tv_nsec - stop_time.tv_nsec);
+    if (stop_signal && since > 1) _exit(128 + signal);
+    if (stop_signal) return;
+    stop_time = now;
+    stop_signal = signal;
+}
+
+static inline void stop_listen(void) {
+    struct sigaction action;
+    memset(&action, 0, sizeof action);
+    action.sa_handler = stop_handler;
+    action.sa_flags = SA_RESTART;
+    sigaction(SIGTERM, &action, NULL);
+    sigaction(SIGINT, &action, NULL);
+    sigaction(SIGUSR1, &action, NULL);
+}
