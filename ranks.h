@@ -26,6 +26,7 @@ extern "C" void emu_progress(void);  // device work goes on while a host waits f
 // Shared by forked ranks: a barrier and room for one exchange.
 typedef struct {
     int arrived, generation;
+    int spoken;  // see die_spoken
     alignas(64) char words[RANKS_WORDS];
 } RanksShared;
 
@@ -52,6 +53,8 @@ static void ranks_mpi_abort(void) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
+static MPI_Win ranks_window;  // holds *die_spoken of a node
+
 static void ranks_start_mpi(Ranks *r) {
     int provided;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
@@ -61,6 +64,12 @@ static void ranks_start_mpi(Ranks *r) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &r->local_rank);
     MPI_Comm_size(node, &r->local_world);
+    MPI_Aint bytes = r->local_rank == 0 ? sizeof(int) : 0;
+    int unit;
+    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &die_spoken, &ranks_window);
+    MPI_Win_shared_query(ranks_window, 0, &bytes, &unit, &die_spoken);
+    if (r->local_rank == 0) *die_spoken = 0;
+    MPI_Barrier(node);
     MPI_Comm_free(&node);
     r->launcher = ranks_launcher_mpi;
     die_hook = ranks_mpi_abort;
@@ -106,6 +115,7 @@ static void ranks_fork(Ranks *r, int n) {
         mmap(NULL, sizeof(RanksShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (p == MAP_FAILED) die("cannot map memory shared by %d ranks: %s", n, strerror(errno));
     r->shared = (RanksShared *)p;
+    die_spoken = &r->shared->spoken;
     ranks_children = (pid_t *)calloc((size_t)n, sizeof(pid_t));
     ranks_nchildren = n;
     pid_t parent = getpid();
@@ -181,7 +191,10 @@ static inline bool ranks_started(const Ranks *r) {
 
 static void ranks_finish(void) {
 #ifdef USE_MPI
-    if (ranks_under_mpirun()) MPI_Finalize();
+    if (!ranks_under_mpirun()) return;
+    die_spoken = NULL;
+    MPI_Win_free(&ranks_window);
+    MPI_Finalize();
 #endif
 }
 

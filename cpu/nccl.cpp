@@ -126,6 +126,21 @@ static void round_post(ncclComm *c, Signature s, size_t stride, size_t bytes) {
 #endif
 }
 
+struct Words {
+    char text[96];
+};
+
+// "AllReduce of 7 fp32 (sum)"
+static Words describe(const Signature &s) {
+    static const char *const types[] = {"uint8", "int32", "fp32", "fp64", "bf16"};
+    static const char *const ops[] = {" (sum)", " (max)"};
+    bool reduces = strstr(s.tag, "Reduce") && (unsigned)s.op < 2;
+    Words w;
+    snprintf(w.text, sizeof w.text, "%.15s of %lu %s%s", s.tag, (unsigned long)s.count,
+             (unsigned)s.type < 5 ? types[s.type] : "?", reduces ? ops[s.op] : "");
+    return w;
+}
+
 // What the main thread waits for, read by the watchdog's thread.
 static struct {
     std::atomic<const ncclComm *> comm;
@@ -136,9 +151,9 @@ void cpu_collective_status(char *text, size_t room) {
     const ncclComm *c = waiting.comm;
     if (!c) return;
     int j = waiting.rank;
-    const Signature *s = &own_area(c, c->round)->signature;
-    int n = snprintf(text, room, "collective %lu, %s of %lu elements, waits for rank %d of %d",
-                     (unsigned long)c->round, s->tag, (unsigned long)s->count, j, c->size);
+    int n =
+        snprintf(text, room, "collective %lu, %s, waits for rank %d of %d", (unsigned long)c->round,
+                 describe(own_area(c, c->round)->signature).text, j, c->size);
     if (n > 0 && (size_t)n < room && c->lane[j] >= 0)
         snprintf(text + n, room - (size_t)n, ", which has come to %lu",
                  (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
@@ -177,10 +192,8 @@ static const char *round_read(ncclComm *c, int j) {
     const Signature *own = &own_area(c, c->round)->signature, *s = &area->signature;
     if (strcmp(own->tag, s->tag) || own->count != s->count || own->type != s->type ||
         own->op != s->op)
-        die("collective %lu: rank %d calls %s of %lu elements (type %d), rank %d calls %s of %lu "
-            "(type %d)",
-            (unsigned long)c->round, c->rank, own->tag, (unsigned long)own->count, own->type, j,
-            s->tag, (unsigned long)s->count, s->type);
+        die("collective %lu: rank %d calls %s, rank %d calls %s", (unsigned long)c->round, c->rank,
+            describe(*own).text, j, describe(*s).text);
     return area->data;
 }
 

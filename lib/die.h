@@ -1,7 +1,8 @@
 // lib/die.h: how a rank ends when something is wrong: one line on stderr, then the whole job.
 // die() is for what this rank has found; it takes the other ranks down through die_hook. die_all()
 // is for what every rank finds alike (a bad option, a bad file): rank 0 speaks for all, and a rank
-// that still lives two seconds later was alone with it and speaks up.
+// that still lives two seconds later was alone with it and speaks up. Of the ranks of a node, only
+// the first speaks.
 #pragma once
 
 #include <errno.h>
@@ -38,6 +39,9 @@ static inline void process_alive(void) {
 // Ends the other ranks; set by ranks.h once there are any. May be NULL.
 ONE_OBJECT void (*die_hook)(void) = NULL;
 
+// Shared by the ranks of a node, set by ranks.h: not 0 once one of them has spoken. May be NULL.
+ONE_OBJECT int *die_spoken = NULL;
+
 // Writes "train_gpt: [where] message\n" in one piece, so that lines of several ranks do not mix.
 // Control bytes of the message (a file may have any name) come as \x1b, so that it stays one line
 // and commands nothing to a terminal. People count steps from 1.
@@ -70,7 +74,15 @@ NORETURN static inline void die_now(void) {
     _exit(1);
 }
 
+// The first of the ranks that come here returns; it takes the others down while they wait.
+static inline void die_in_turn(void) {
+    if (!die_spoken || !__atomic_exchange_n(die_spoken, 1, __ATOMIC_ACQ_REL)) return;
+    sleep(2);
+    die_now();
+}
+
 NORETURN __attribute__((format(printf, 1, 2))) static inline void die(const char *format, ...) {
+    die_in_turn();
     va_list args;
     va_start(args, format);
     die_print(true, format, args);
@@ -80,6 +92,7 @@ NORETURN __attribute__((format(printf, 1, 2))) static inline void die(const char
 
 NORETURN __attribute__((format(printf, 1, 2))) static inline void die_all(const char *format, ...) {
     if (process.rank != 0) sleep(2);
+    die_in_turn();
     va_list args;
     va_start(args, format);
     die_print(process.rank != 0, format, args);

@@ -28,6 +28,7 @@ static inline void *watchdog_thread(void *argument) {
         if (idle < (long)w->limit * PAUSES_A_SECOND) continue;
         char where[512] = "no collective is waiting";
         if (w->describe) w->describe(where, sizeof where);
+        if (process.rank != 0) sleep(1);  // on other nodes: rank 0, if it can, speaks for all
         die("no progress for %d seconds: %s (--timeout sets the limit)", w->limit, where);
     }
 }

@@ -136,15 +136,16 @@ static void threads_and_vector_levels_do_what_they_promise(void **) {
 }
 
 // Sends a signal to one of three ranks (which: from 1) of a run of `steps` steps. The job must end
-// within seconds, not with 0, with these words on stderr, and leave no rank behind.
-static void stop_a_rank(const char *signal, int which, int steps, const char *const words[2]) {
+// within seconds, not with 0, with these words in the one line that the program says, and leave no
+// rank behind.
+static void stop_a_rank(const char *launch, const char *signal, int which, int steps,
+                        const char *const words[2]) {
     char command[512], err[4096];
-    snprintf(
-        command, sizeof command,
-        "set -f; " PROGRAM " " TINY
-        "--ranks 3 --steps %d --batch 1 --timeout 2 >/dev/null 2>%s/stopped & pid=$!; sleep 1; "
-        "kill -%s `pgrep -P $pid | sed -n %dp`; wait $pid",
-        steps, folder, signal, which);
+    snprintf(command, sizeof command,
+             "set -f; %s --steps %d --batch 1 --timeout 2 " TINY
+             ">/dev/null 2>%s/stopped & pid=$!; sleep 1; "
+             "kill -%s `pgrep -P $pid -x train_gpt | sed -n %dp`; wait $pid",
+             launch, steps, folder, signal, which);
     time_t began = time(NULL);
     int status = system(command);
     if (status == 0 || time(NULL) - began > 20)
@@ -153,6 +154,8 @@ static void stop_a_rank(const char *signal, int which, int steps, const char *co
     read_text(command, err, sizeof err);
     for (int i = 0; i < 2; i++)
         if (!strstr(err, words[i])) fail_msg("expected `%s`, found: %s", words[i], err);
+    char *first = strstr(err, "train_gpt: ");
+    if (!first || strstr(first + 1, "train_gpt: ")) fail_msg("expected one line, found: %s", err);
     // The brackets keep the shell that runs this from finding itself.
     snprintf(command, sizeof command, "pgrep -f 'train_gpt.*steps [%d]%d' >/dev/null",
              steps / 100000, steps % 100000);
@@ -162,13 +165,19 @@ static void stop_a_rank(const char *signal, int which, int steps, const char *co
 // A rank that dies takes the job down, with a line that names it.
 static void a_killed_rank_ends_the_job(void **) {
     static const char *const words[] = {"rank 1 was ended by signal 9", "stopping the other ranks"};
-    stop_a_rank("KILL", 2, 123456, words);
+    stop_a_rank(PROGRAM " --ranks 3", "KILL", 2, 123456, words);
 }
 
-// A rank that stands still is named by the others within the time limit.
+// A rank that stands still is named within the time limit, by one of the others.
 static void a_silent_rank_ends_the_job(void **) {
     static const char *const words[] = {"no progress for 2 seconds", "waits for rank 2 of 3"};
-    stop_a_rank("STOP", 3, 123457, words);
+    stop_a_rank(PROGRAM " --ranks 3", "STOP", 3, 123457, words);
+}
+
+static void a_silent_rank_under_mpirun_ends_the_job(void **) {
+    if (system("command -v mpirun >/dev/null") != 0) skip();
+    static const char *const words[] = {"no progress for 2 seconds", "waits for rank"};
+    stop_a_rank(MPIRUN " -n 3 " PROGRAM, "STOP", 3, 123459, words);
 }
 
 // OMP_PROC_BIND, by itself, binds every process to the first cores.
@@ -366,6 +375,7 @@ int main(void) {
         cmocka_unit_test(threads_and_vector_levels_do_what_they_promise),
         cmocka_unit_test(a_killed_rank_ends_the_job),
         cmocka_unit_test(a_silent_rank_ends_the_job),
+        cmocka_unit_test(a_silent_rank_under_mpirun_ends_the_job),
         cmocka_unit_test(forked_ranks_are_bound_to_cores_of_their_own),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(json_output_is_json),
