@@ -1,7 +1,8 @@
 // arithmetic.cuh: what the two devices' ops compute alike on single numbers, defined once: GELU,
-// and the split of a square that makes norms exact. AdamW has a file of its own. Elsewhere the devices
-// shape the arithmetic: exp is a polynomial on CPUs, where loops must vectorise, and the library's
-// on GPUs; softmax and LayerNorm take a row by vectors here, by the threads of a block there.
+// and the split of a square that makes norms exact. AdamW has a file of its own. Elsewhere the
+// devices shape the arithmetic: exp is a polynomial on CPUs, where loops must vectorise, and the
+// library's on GPUs; softmax and LayerNorm take a row by vectors here, by the threads of a block
+// there.
 #pragma once
 
 #include "device.h"

@@ -276,9 +276,9 @@ static inline bool ranks_any(Ranks *r, bool here) {
     return count > 0;
 }
 
-// Compares what every rank has to say of itself, lines of `what<TAB>value`, with rank 0's: the first
-// line that differs ends the job, on the rank where it does. The text of each rank has the same
-// lines in the same order.
+// Compares what every rank has to say of itself, lines of `what<TAB>value`, with rank 0's: the
+// first line that differs ends the job, on the rank where it does. The text of each rank has the
+// same lines in the same order.
 static inline void ranks_agree(Ranks *r, const char *text) {
     size_t bytes = strlen(text) + 1;
     uint64_t size = bytes;

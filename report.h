@@ -13,7 +13,8 @@
 #include <omp.h>
 #endif
 
-// A result that cannot be printed ends the run: a full disk behind stdout must not pass for success.
+// A result that cannot be printed ends the run: a full disk behind stdout must not pass for
+// success.
 // The training loop looks here, and saves first.
 static Failure report_failure;
 

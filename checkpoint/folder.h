@@ -1,5 +1,5 @@
-// checkpoint/folder.h: the folder OUT/checkpoints: which checkpoints it holds, the newest, and which
-// may go. A checkpoint is step_NNNNNNNN with an index.json; what is being written is called
+// checkpoint/folder.h: the folder OUT/checkpoints: which checkpoints it holds, the newest, and
+// which may go. A checkpoint is step_NNNNNNNN with an index.json; what is being written is called
 // step_NNNNNNNN.tmp, and what has been replaced or given up ends otherwise too.
 #pragma once
 

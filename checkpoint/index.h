@@ -2,7 +2,8 @@
 //
 //   model.bin      parameters, a model.bin of llm.c (fp32): --model and llm.c read it as it is
 //   moment_m.bin   AdamW's m, and
-//   moment_v.bin   AdamW's v: the same tensors in the same order, without a header, as they are kept
+//   moment_v.bin   AdamW's v: the same tensors in the same order, without a header, as they are
+//                  kept
 //   index.json     step, model, position in the data, effective options, and of every tensor its
 //                  name, layer, shape, first element and the checksum of its elements in each file
 //

@@ -1,9 +1,9 @@
 // checkpoint/save.h: checkpoints are written while the training goes on. Saving copies the rank's
 // state to host memory, which the loop waits for, and starts a thread that writes the copy: every
 // rank its own pieces, with their checksums, into files that all share. (A run that saves only
-// because it ends has no room for a copy, and nothing to go on with: it writes at once.) When all ranks are done,
-// rank 0 writes the index, flushes everything and gives the folder its name. Until then the folder
-// is called .tmp, and the checkpoint before is untouched; old ones go after that.
+// because it ends has no room for a copy, and nothing to go on with: it writes at once.) When all
+// ranks are done, rank 0 writes the index, flushes everything and gives the folder its name. Until
+// then the folder is called .tmp, and the checkpoint before is untouched; old ones go after that.
 //
 // No thread of a rank talks to other ranks: that all have written is what the training loop tells
 // (checkpoint_advance), and what one has written comes to rank 0 through the folder itself.

@@ -128,8 +128,8 @@ static inline void logger_save_options(const Logger *l, char *path) {
     options_save(l->options, path);
 }
 
-// start: the first step of this run; resumes: lines before it are there already. An unwritable folder
-// and a full disk are found here.
+// start: the first step of this run; resumes: lines before it are there already. An unwritable
+// folder and a full disk are found here.
 static inline void logger_open(Logger *l, const Options *options, bool resumes, long start) {
     char probe[PATH_BYTES];
     const char *folder = options->out;

@@ -1,7 +1,7 @@
 // lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown
-// progress (process_alive) within the time limit; if not, it says where the rank stands and takes all ranks down.
-// The limit counts the thread's own pauses, not a clock: a job that is stopped for an hour and
-// continued has lost no time.
+// progress (process_alive) within the time limit; if not, it says where the rank stands and takes
+// all ranks down. The limit counts the thread's own pauses, not a clock: a job that is stopped for
+// an hour and continued has lost no time.
 #pragma once
 
 #include "die.h"
