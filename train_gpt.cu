@@ -1,6 +1,7 @@
 // train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
 // loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
 // kernels.
+#include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/save.h"
 #include "lib/clock.h"
@@ -103,6 +104,8 @@ static void plan_model(Run *r) {
     int data_vocab = data[0] ? dataloader_default_vocab(data) : SHARD_VOCAB;
     if (resumes_same_model(r)) {
         c->model = r->checkpoint.model;
+    } else if (model_is_hf(o->model)) {
+        c->model = hf_model(o->model);
     } else if (model_is_file(o->model)) {
         ModelFile file = model_file_open(o->model);
         c->model = file.m;
@@ -307,6 +310,14 @@ static void check_output(const char *option, const char *path) {
     unlink(probe);
 }
 
+static void check_output_folder(const char *option, const char *path) {
+    char probe[PATH_BYTES];
+    if (!path[0]) return;
+    make_folder(path);
+    path_print(probe, "%s/model", path);
+    check_output(option, probe);
+}
+
 static void start_model(Run *r) {
     ncclUniqueId id;
     if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
@@ -315,6 +326,8 @@ static void start_model(Run *r) {
     r->code->start(r->gpt, id);
     if (r->resumed[0])
         checkpoint_load(&r->model, &r->ranks, &r->checkpoint, r->resumed);
+    else if (model_is_hf(r->o.model))
+        hf_load(&r->model, r->o.model);
     else if (model_is_file(r->o.model))
         parameters_load(&r->model, r->o.model);
     else
@@ -450,6 +463,7 @@ static void start(Run *r, int argc, char **argv) {
     check_memory(r);
     if (r->ranks.rank == 0) {
         logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
+        check_output_folder("export-hf", r->o.export_hf);
         check_output("export-model", r->o.export_model);  // may lie in the folder of --out
         check_output("trace", r->o.trace);
     }
@@ -764,11 +778,21 @@ static void train(Run *r) {
     process.step = -1;
 }
 
+// The token that ends a text, -1: unknown.
+static int end_of_text(const Run *r) {
+    if (r->tokenizer.V) return r->tokenizer.eot;
+    return r->config.model.V == GPT2_VOCAB ? GPT2_EOT : -1;
+}
+
 static void finish(Run *r) {
     if (r->saver.background) {
         save(r);
         finish_saving(r);
         if (r->ranks.rank == 0) mark_done(r);
+    }
+    if (r->o.export_hf[0]) {
+        hf_save(&r->model, r->o.export_hf, end_of_text(r));
+        if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_hf);
     }
     if (r->o.export_model[0]) {
         model_file_save(&r->model, GPT_PARAMETERS, r->o.export_model, false);

@@ -17,7 +17,7 @@ static inline bool model_writes(const Model *m) {
     return m->config->fsdp.rank / m->config->fsdp.K == 0;
 }
 
-#define PARAMETERS_CHUNK ((size_t)1 << 20)  // elements on their way between host and device
+#define PARAMETERS_CHUNK ((size_t)1 << 24)  // elements on their way between host and device
 
 // Calls f for each chunk of each own piece; host has room for a chunk.
 typedef void (*ChunkFunction)(const Model *m, void *context, float *host, const GptPiece *chunk);
@@ -46,6 +46,13 @@ static inline void init_chunk(const Model *m, void *seed, float *host, const Gpt
 // Initial parameters, a function of the seed alone.
 static inline void parameters_init(const Model *m, uint64_t seed) {
     for_each_chunk(m, init_chunk, &seed);
+}
+
+// The number of the first element that is infinite or NaN; n: none.
+static inline size_t finite_elements(const float *x, size_t n) {
+    size_t i = 0;
+    while (i < n && isfinite(x[i])) i++;
+    return i;
 }
 
 static inline void load_chunk(const Model *m, void *file, float *host, const GptPiece *c) {
@@ -96,5 +103,5 @@ static inline void model_file_save(const Model *m, GptArray array, const char *p
         model_file_close(&c.file);
     }
     m->code->arrive(m->gpt);
-    if (first) model_file_publish(path);
+    if (first) publish(path);
 }

@@ -7,6 +7,7 @@
 #include "die.h"
 
 #include <fcntl.h>
+#include <libgen.h>
 #include <sys/stat.h>
 #include <time.h>
 
@@ -35,6 +36,11 @@ __attribute__((format(printf, 2, 3))) static inline bool fails(Failure *f, const
     vsnprintf(f->text, sizeof f->text, format, args);
     va_end(args);
     return false;
+}
+
+static inline bool is_folder(const char *path) {
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
 // ---- opening -----------------------------------------------------------------------------------
@@ -139,6 +145,20 @@ static inline void read_exact(int fd, void *dst, size_t bytes, uint64_t offset, 
     if (!read_try(fd, dst, bytes, offset, path, &failure)) die_all("%s", failure.text);
 }
 
+// A whole file of at most `most` bytes, to be freed by the caller.
+static inline char *read_all(const char *path, uint64_t most, size_t *bytes) {
+    int fd = open_check(path, O_RDONLY);
+    uint64_t size = file_size(fd, path);
+    if (size > most)
+        die_all("%s: expected at most %llu bytes, found %llu", path, (unsigned long long)most,
+                (unsigned long long)size);
+    char *text = (char *)malloc_check(size);
+    read_exact(fd, text, size, 0, path);
+    close(fd);
+    *bytes = size;
+    return text;
+}
+
 // ---- writing -----------------------------------------------------------------------------------
 
 // Writes exactly `bytes` at `offset`.
@@ -186,6 +206,31 @@ static inline bool sync_close_try(int fd, const char *path, Failure *failure) {
 static inline bool sync_folder_try(const char *folder, Failure *failure) {
     int fd = open_try(folder, O_RDONLY | O_DIRECTORY, failure);
     return fd >= 0 && sync_close_try(fd, folder, failure);
+}
+
+// Opens a file of `bytes` that several ranks write together. `first` is true on the one that makes
+// it, with what stands at its beginning; the others open it after that.
+static inline int open_shared(const char *path, bool first, uint64_t bytes, const void *head,
+                              size_t head_bytes) {
+    int fd = open_check(path, first ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR);
+    Failure failure;
+    if (first && (!reserve_try(fd, bytes, path, &failure) ||
+                  !write_try(fd, head, head_bytes, 0, path, &failure))) {
+        unlink(path);
+        die("%s", failure.text);
+    }
+    return fd;
+}
+
+// On one rank, after all have closed PATH.tmp: gives the complete file its name.
+static inline void publish(const char *path) {
+    char temporary[PATH_BYTES], folder[PATH_BYTES];
+    path_print(temporary, "%s.tmp", path);
+    if (rename(temporary, path) != 0)
+        die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
+    path_print(folder, "%s", path);
+    Failure failure;
+    if (!sync_folder_try(dirname(folder), &failure)) die("%s", failure.text);
 }
 
 // Flushes to the disk and closes, so that a full disk is found here and not later.

@@ -7,8 +7,6 @@
 #include "files.h"
 #include "tensors.h"
 
-#include <libgen.h>
-
 enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5, MODEL_HEADER_BYTES = 1024 };
 
 typedef struct {
@@ -74,17 +72,9 @@ static inline ModelFile model_file_create(const char *path, const ModelConfig *m
     ModelFile f;
     f.bf16 = bf16, f.m = *m;
     path_print(f.path, "%s.tmp", path);
-    f.fd = open_check(f.path, first ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR);
-    if (!first) return f;
-    uint64_t bytes = model_file_size(m, bf16);
-    Failure failure;
-    if (!reserve_try(f.fd, bytes, f.path, &failure)) {
-        unlink(f.path);
-        die("%s", failure.text);
-    }
     int32_t header[256];
     model_file_header(header, m, bf16);
-    write_exact(f.fd, header, sizeof header, 0, f.path);
+    f.fd = open_shared(f.path, first, model_file_size(m, bf16), header, sizeof header);
     return f;
 }
 
@@ -124,15 +114,4 @@ static inline void model_file_close(ModelFile *f) {
     Failure failure;
     if (!sync_close_try(f->fd, f->path, &failure)) die("%s", failure.text);
     f->fd = -1;
-}
-
-// On one rank, after all have closed: gives the complete file its name.
-static inline void model_file_publish(const char *path) {
-    char temporary[PATH_BYTES], folder[PATH_BYTES];
-    path_print(temporary, "%s.tmp", path);
-    if (rename(temporary, path) != 0)
-        die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    path_print(folder, "%s", path);
-    Failure failure;
-    if (!sync_folder_try(dirname(folder), &failure)) die("%s", failure.text);
 }

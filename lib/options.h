@@ -30,7 +30,7 @@ enum { REDUCE_ORDERED, REDUCE_FAST };
 // kind   name             short default        range or choices            help
 #define OPTION_TABLE(GROUP, INT, SIZE, REAL, TEXT, CHOICE, FLAG) \
 GROUP("Model") \
-TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], or an llm.c model.bin") \
+TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], an llm.c model.bin, or the folder of a Hugging Face GPT-2") \
 GROUP("Data") \
 TEXT  (train,           "i", "",                                        "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "",                                        "validation data, of the same kind; empty: no validation") \
@@ -65,6 +65,7 @@ INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample 
 GROUP("Results") \
 TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \
 TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
+TEXT  (export_hf,       "",  "",                                        "write the trained model to this folder as a Hugging Face GPT-2: config.json, model.safetensors") \
 GROUP("Checkpoints") \
 INT   (checkpoint_every,"n", "0",   0, OPTION_MAX,                      "steps between checkpoints in OUT/checkpoints, and one at the end; 0: none") \
 INT   (checkpoint_minutes,"","0",   0, OPTION_MAX,                      "minutes between checkpoints; 0: by steps only") \

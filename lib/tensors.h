@@ -229,9 +229,10 @@ static inline ModelConfig model_parse(const char *text) {
     } else if (name != text) {
         model_parse_sizes(&m, name, text);
     } else {
-        die_all(
-            "--model %s: expected gpt2:d12, gpt3:c768, gpt2:L=..,C=..,NH=..,T=.. or a model.bin",
-            text);
+        die_all("--model %s: expected gpt2:d12, gpt3:c768, gpt2:L=..,C=..,NH=..,T=.., a model.bin "
+                "or the "
+                "folder of a Hugging Face model",
+                text);
     }
     if (m.V) model_set_vocab(&m, m.V);
     char where[256];

@@ -915,7 +915,7 @@ static void model_files_survive_the_round_trip_in_pieces(void **) {
         model_file_close(&f);
         model_file_close(&other);
         assert_int_equal(access(path, F_OK), -1);  // not there before it is complete
-        model_file_publish(path);
+        publish(path);
 
         f = model_file_open(path);
         assert_int_equal(f.bf16, bf16);
@@ -968,7 +968,7 @@ static void padded_rows_of_a_model_file_come_as_zeros(void **) {
     ModelFile f = model_file_create(path, &m, false, true);
     model_file_write(&f, x, 128 * 4, WTE, 0, 0);
     model_file_close(&f);
-    model_file_publish(path);
+    publish(path);
     f = model_file_open(path);
     model_file_read(&f, x, 128 * 4, WTE, 0, 0);
     for (int i = 0; i < 128 * 4; i++) assert_true(x[i] == (i < 37 * 4));
