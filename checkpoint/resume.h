@@ -31,7 +31,9 @@ static inline void resume_find(char *path, const char *resume, const char *out) 
     size_t length = strlen(resume);
     while (length > 1 && resume[length - 1] == '/') length--;
     path_print(path, "%.*s", (int)length, resume);
-    if (checkpoint_is_complete(path) || resume_newest(path, path)) return;
+    char folder[PATH_BYTES];
+    path_print(folder, "%s", path);
+    if (checkpoint_is_complete(path) || resume_newest(path, folder)) return;
     if (access(path, F_OK) != 0) die("--resume %s: %s", resume, strerror(errno));
     if (length > 4 && !strcmp(path + length - 4, ".tmp"))
         die("--resume %s: this checkpoint was never completed", resume);
