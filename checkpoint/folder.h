@@ -47,7 +47,7 @@ static inline CheckpointList checkpoint_list(const char *out) {
     checkpoint_folder(folder, out);
     DIR *d = opendir(folder);
     if (!d) return list;
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         long step = checkpoint_step(e->d_name);
         if (step < 0) continue;
         checkpoint_path(path, out, step);
@@ -68,7 +68,7 @@ static inline void checkpoint_remove(const char *path) {
     unlink(file);
     DIR *d = opendir(path);
     if (!d) return;
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         if (e->d_name[0] == '.') continue;
         path_print(file, "%s/%s", path, e->d_name);
         unlink(file);
@@ -95,7 +95,7 @@ static inline void checkpoint_remove_unfinished(const char *out) {
     checkpoint_folder(folder, out);
     DIR *d = opendir(folder);
     if (!d) return;
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         size_t length = strlen(e->d_name);
         if (strncmp(e->d_name, "step_", 5) || length < 5 || strcmp(e->d_name + length - 4, ".tmp"))
             continue;
