@@ -5,6 +5,7 @@
 //   D = epilogue(alpha * op(A) op(B) + beta * C),  op(A) m x k, op(B) k x n,
 // with sums in fp32, in ascending k by blocks.
 #include "core.h"
+#include "counters.h"
 
 #include <cstdio>
 #include <cublasLt.h>
@@ -321,6 +322,24 @@ cublasStatus_t check_epilogue_pointers(const Descriptor &d, const Algorithm &alg
     return CUBLAS_STATUS_SUCCESS;
 }
 
+// True: it need not run.
+bool count_product(const Matmul &g) {
+    CountedLaunch p = {};
+    bool accumulates = g.beta != 0;
+    p.kernel = text("product %dx%dx%d %zu->%zu bytes%s%s", g.m, g.n, g.k, type_bytes(g.a.type),
+                    type_bytes(g.o.type), g.d.epilogue == CUBLASLT_EPILOGUE_DEFAULT ? "" : " fused",
+                    accumulates ? " added" : "");
+    p.product = {g.m,
+                 g.n,
+                 g.k,
+                 (int)type_bytes(g.a.type),
+                 (int)type_bytes(g.o.type),
+                 (int)g.d.epilogue,
+                 accumulates};
+    p.times = 1;
+    return counters->product(p);
+}
+
 }  // namespace
 }  // namespace emu
 
@@ -531,6 +550,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (algorithm.workspace > workspace_bytes)
         return invalid(text("workspace of %zu bytes, the algorithm needs %lu", workspace_bytes,
                             (unsigned long)algorithm.workspace));
+    if (counters && count_product(g)) return CUBLAS_STATUS_SUCCESS;
     enqueue(stream_of(stream), {g.name,
                                 [g, workspace, workspace_bytes] {
                                     note_workspace(g, (char *)workspace, workspace_bytes);

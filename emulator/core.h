@@ -61,6 +61,7 @@ const StaticVariable *find_static(const void *p);
 bool is_program(const void *pc);                   // anywhere in the executable
 bool is_constant(const void *p);                   // in its read-only part
 size_t static_shared_bytes(const void *function);  // declared in this kernel itself
+std::string function_name(const void *function);   // mangled; "" if unknown
 
 // ---- fibers (fibers.cpp) -----------------------------------------------------------------------
 void run_grid(Kernel &kernel);
@@ -137,6 +138,24 @@ struct RaceDetector {
     void (*forget)(const void *p, size_t bytes);  // memory was allocated or freed
 };
 extern const RaceDetector *const race_detector;
+
+// ---- counters (counters.cpp, only in the count build; NULL elsewhere) ---------------------------
+struct CountedLaunch;
+struct CountHooks {
+    unsigned (*grid_begin)(const Kernel &kernel);  // returns how many of its blocks shall run
+    void (*block_begin)();
+    void (*block_end)();
+    void (*grid_end)();
+    void (*barrier)(int warps);
+    void (*access)(const void *p, size_t bytes, bool write, bool atomic, const void *pc);
+    void (*async_copy)(const void *shared, const void *global, size_t bytes, bool valid,
+                       const void *pc);
+    void (*warp_operation)(const WarpOp &op, int warp, const WarpLane *lane, bool all, Site site);
+    void (*special_function)(const void *pc);
+    bool (*product)(const CountedLaunch &product);  // true: it need not run
+    bool (*only_counts)();                          // see count_first_blocks
+};
+extern const CountHooks *const counters;
 extern uint32_t current_record;  // 0: the host
 extern std::vector<Record> records;
 extern VectorClock host_clock;

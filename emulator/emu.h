@@ -112,7 +112,7 @@ void cp_async(void *shared, const void *global, size_t bytes, bool valid);
 void cp_async_commit(void);
 void cp_async_wait(int groups_left);
 
-#ifdef EMU_RACE
+#if defined(EMU_RACE) || defined(EMU_COUNT)
 #define EMU_UNCHECKED __attribute__((no_sanitize("thread"), noinline))
 #else
 #define EMU_UNCHECKED

@@ -6,14 +6,16 @@
 #   asan    AddressSanitizer and UndefinedBehaviorSanitizer in kernels and host code
 #   race    races, missing waits, bounds, uninitialised reads (the compiler's thread instrumentation with the
 #           emulator's own callbacks; its runtime is not linked)
+#   count   counts what a profiler would (the same instrumentation), for kernel reports; not a variant to test with
 # For a production or test source DIR/NAME.cu:  $(O)/emu/VARIANT/DIR/NAME.o, link it with $(O)/libemu_VARIANT.a
 # and $(EMU_LDLIBS), with $(EMU_LDFLAGS_VARIANT) in front.
 
 O ?= build
 CUDA_HOME ?= /usr/local/cuda
 EMU_VARIANTS := plain asan race
+EMU_BUILDS := $(EMU_VARIANTS) count
 EMU_COMMON := report symbols tensor streams nccl blas
-EMU_PER_VARIANT := fibers memory race
+EMU_PER_VARIANT := fibers memory race counters instrument
 
 # device code is free of some of g++'s worries under nvcc too
 EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess -Wno-sign-compare
@@ -21,11 +23,16 @@ EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
 EMU_DEFINE_plain :=
 EMU_DEFINE_asan := -DEMU_ASAN
 EMU_DEFINE_race := -DEMU_RACE
+EMU_DEFINE_count := -DEMU_COUNT
 EMU_COMPILE_plain := -O2
 EMU_COMPILE_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undefined -DEMU_ASAN
 # a memcpy that the compiler expands itself would not be seen
-EMU_COMPILE_race := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 -DEMU_RACE \
+EMU_INSTRUMENTED := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 \
 	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
+EMU_COMPILE_race := $(EMU_INSTRUMENTED) -DEMU_RACE
+EMU_COMPILE_count := $(EMU_INSTRUMENTED) -DEMU_COUNT
+EMU_RENAMED_race := memcpy memmove memset
+EMU_RENAMED_count := $(EMU_RENAMED_race) expf exp2f logf log2f tanhf exp log
 EMU_LDFLAGS_asan := -fsanitize=address,undefined
 EMU_LDLIBS := -lstdc++ -lm -lpthread
 
@@ -41,7 +48,7 @@ $$(O)/emu/lib_$(1)/%.o: emulator/%.cpp
 	@mkdir -p $$(@D)
 	$$(EMU_LIB_CC) $$(EMU_DEFINE_$(1))
 endef
-$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_library,$(v))))
+$(foreach v,$(EMU_BUILDS),$(eval $(call emu_library,$(v))))
 
 # ---- converted sources: a mirror of the tree, .cu, .cuh and .h alike, so that quoted includes find each other --
 EMU_MIRRORED := $(patsubst ./%,%,$(shell find . \( -path ./$(O) -o -path ./build -o -path ./cpu -o -path ./data \
@@ -55,14 +62,13 @@ EMU_INCLUDES := -include emulator/emu.h -I$(O)/emu/src -I. -DEMULATOR -ffile-pre
 define emu_cc
 @mkdir -p $(@D)
 $(CXX) -x c++ $(EMU_CXXFLAGS) $(EMU_COMPILE_$(1)) $(EMU_INCLUDES) $(2) -MMD -MP -c $< -o $@
-$(if $(filter race,$(1)),objcopy --redefine-sym memcpy=emu_memcpy --redefine-sym memmove=emu_memmove \
-	--redefine-sym memset=emu_memset $@)
+$(if $(EMU_RENAMED_$(1)),objcopy $(foreach f,$(EMU_RENAMED_$(1)),--redefine-sym $(f)=emu_$(f)) $@)
 endef
 define emu_compile
 $$(O)/emu/$(1)/%.o: $$(O)/emu/src/%.cu | $$(EMU_MIRROR)
 	$$(call emu_cc,$(1))
 endef
-$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_compile,$(v))))
+$(foreach v,$(EMU_BUILDS),$(eval $(call emu_compile,$(v))))
 
 # ---- the program: $(O)/emu/VARIANT/train_gpt; `make emulate` puts the plain one at ./train_gpt_emulated ---------
 EMU_GPT_fp32 := -DPRECISION_BF16=0 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_fp32
@@ -98,6 +104,7 @@ test-emulator-$(1)-$(2): $$(O)/emu/$(1)/test_$(2)
 .PHONY: test-emulator-$(1)-$(2)
 endef
 $(foreach v,$(EMU_VARIANTS),$(foreach t,$(EMU_TESTS),$(eval $(call emu_test,$(v),$(t)))))
+$(eval $(call emu_test,count,counters))
 
 test-emulator: test-emulator-scripts
 test-emulator-scripts:

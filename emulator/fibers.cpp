@@ -262,6 +262,7 @@ static void schedule(bool finished) {
 static void release_barrier() {
     block.arrived = 0;
     if (race_detector) race_detector->barrier();
+    if (counters) counters->barrier((block.alive + 31) / 32);
     for (int i = 0; i < block.warps; i++) {
         make_ready(i, block.w[i].at_barrier);
         block.w[i].at_barrier = 0;
@@ -391,6 +392,9 @@ static void complete(int warp, uint32_t members, const WarpOp &op) {
     w.waiting &= ~members;
     op.compute(w.lane, members);
     if (race_detector && &op == &warp_sync) race_detector->warp_sync((unsigned)warp);
+    if (counters)
+        counters->warp_operation(op, warp, w.lane, members == ~w.exited,
+                                 w.site[__builtin_ctz(members)]);
 }
 
 // the operand sizes in use; a call of memcpy would cost more than the copy
@@ -467,6 +471,7 @@ void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
     AsyncCopies &mine = block.async[ctx.linear];
     AsyncCopy c = {(char *)shared, (const char *)global, bytes, valid, mine.group};
     note_copy(c);
+    if (counters) counters->async_copy(shared, global, bytes, valid, __builtin_return_address(0));
     bool at_once =
         block.order == DESCENDING || (block.order >= RANDOM_LANE && random_order.next() & 1);
     if (at_once) land(c);
@@ -545,6 +550,7 @@ static void run_block(int threads) {
     block.lane = block.order == DESCENDING ? 32 : -1;
     if (ctx.dynamic_bytes) memset(ctx.dynamic, 0xff, ctx.dynamic_bytes);  // NaN
     if (race_detector) race_detector->block_begin();
+    if (counters) counters->block_begin();
     // the first worker starts as if its previous thread had ended
     Fiber *first = get_fiber();
     Fiber *main = &block.main;
@@ -559,6 +565,7 @@ static void run_block(int threads) {
     ctx.thread = block.thread[ctx.linear];
     block.fiber[ctx.linear] = first;
     switch_to(first);
+    if (counters) counters->block_end();
 }
 
 static void on_signal(int number, siginfo_t *info, void *machine) {
@@ -627,6 +634,7 @@ void run_grid(Kernel &kernel) {
     block.order = settings().order;
     watchdog(settings().kernel_seconds);
     size_t blocks = (size_t)c.grid.x * c.grid.y * c.grid.z;
+    if (counters) blocks = counters->grid_begin(kernel);
     for (size_t i = 0; i < blocks; i++) {
         size_t b = block.order == DESCENDING ? blocks - 1 - i : i;
         ctx.block = {(unsigned)(b % c.grid.x), (unsigned)(b / c.grid.x % c.grid.y),
@@ -635,6 +643,7 @@ void run_grid(Kernel &kernel) {
     }
     watchdog(0);
     if (race_detector) race_detector->grid_end();
+    if (counters && blocks) counters->grid_end();
     running = nullptr;
 #ifdef EMU_ASAN
     if (rounded) __asan_unpoison_memory_region(ctx.dynamic, rounded);
@@ -649,6 +658,7 @@ void note_access(const void *p, size_t bytes, bool write) {
 }
 void note_atomic(const void *p, size_t bytes) {
     if (race_detector) race_detector->access(p, bytes, true, true, __builtin_return_address(0));
+    if (counters) counters->access(p, bytes, true, true, __builtin_return_address(0));
 }
 void note_fence() {
     if (race_detector) race_detector->fence();

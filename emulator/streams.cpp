@@ -387,6 +387,7 @@ cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t strea
     std::string name = text("cudaMemset of %zu bytes", bytes);
     auto run = [=] {
         device_range(name.c_str(), p, bytes, true);
+        if (counters && counters->only_counts()) return;
         memset(p, value, bytes);
     };
     enqueue(stream_of(stream), {name, run, nullptr, {}, {}});

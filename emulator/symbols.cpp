@@ -94,10 +94,15 @@ bool is_constant(const void *p) {
     return false;
 }
 
-size_t static_shared_bytes(const void *function) {
+std::string function_name(const void *function) {
     auto it = image().functions.find(function);
-    if (it == image().functions.end() || it->second.compare(0, 2, "_Z")) return 0;
-    std::string owner = it->second.substr(2) + "E";
+    return it == image().functions.end() ? "" : it->second;
+}
+
+size_t static_shared_bytes(const void *function) {
+    std::string name = function_name(function);
+    if (name.compare(0, 2, "_Z")) return 0;
+    std::string owner = name.substr(2) + "E";
     size_t bytes = 0;
     for (const StaticVariable &v : image().statics)
         if (v.owner.compare(0, owner.size(), owner) == 0) bytes += (size_t)(v.end - v.begin);
