@@ -2,6 +2,7 @@
 # make DEVICE=cpu      needs g++; uses oneDNN (or CBLAS) and MPI where they are installed
 # make DEVICE=cuda     needs nvcc, cuBLASLt and NCCL
 # make emulate         ./train_gpt_emulated, the CUDA program on a CPU
+# make kernel-report   what the kernels of a step do, counted, and how long that should take (doc/gpu-speed.md)
 # make test            installs what the tests need, builds and runs them all
 SHELL := bash
 MAKEFLAGS += --no-builtin-rules

@@ -323,7 +323,7 @@ cublasStatus_t check_epilogue_pointers(const Descriptor &d, const Algorithm &alg
 }
 
 // True: it need not run.
-bool count_product(const Matmul &g) {
+bool count_product(const Matmul &g, cudaStream_t stream) {
     CountedLaunch p = {};
     bool accumulates = g.beta != 0;
     p.kernel = text("product %dx%dx%d %zu->%zu bytes%s%s", g.m, g.n, g.k, type_bytes(g.a.type),
@@ -336,6 +336,7 @@ bool count_product(const Matmul &g) {
                  (int)type_bytes(g.o.type),
                  (int)g.d.epilogue,
                  accumulates};
+    p.stream = stream;
     p.times = 1;
     return counters->product(p);
 }
@@ -550,7 +551,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t desc, const
     if (algorithm.workspace > workspace_bytes)
         return invalid(text("workspace of %zu bytes, the algorithm needs %lu", workspace_bytes,
                             (unsigned long)algorithm.workspace));
-    if (counters && count_product(g)) return CUBLAS_STATUS_SUCCESS;
+    if (counters && count_product(g, stream)) return CUBLAS_STATUS_SUCCESS;
     enqueue(stream_of(stream), {g.name,
                                 [g, workspace, workspace_bytes] {
                                     note_workspace(g, (char *)workspace, workspace_bytes);

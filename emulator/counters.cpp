@@ -203,6 +203,7 @@ void count_shared(Instruction &in, const Request &r) {
 }
 
 void count_request(Instruction &in, const Request &r) {
+    if (in.kind == ASYNC_STORE) add(in, COUNT_async, 1);
     if (in.kind == SHARED_ACCESS || in.kind == ASYNC_STORE) return count_shared(in, r);
     if (in.kind == SPECIAL) return add(in, COUNT_special, 1);
     count_global(in, r);
@@ -336,8 +337,9 @@ std::string kernel_name(const Kernel &kernel) {
 // A launch's shape and arguments; of a pointer only its alignment and whether it is null.
 std::string key_of(const Kernel &kernel) {
     const LaunchConfig &c = kernel.config;
-    std::string key = text("%p %s %u %u %u %u %u %u %zu", kernel.function, c.name, c.grid.x,
-                           c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z, c.dynamic_bytes);
+    std::string key =
+        text("%p %s %p %u %u %u %u %u %u %zu", kernel.function, c.name, (void *)c.stream, c.grid.x,
+             c.grid.y, c.grid.z, c.block.x, c.block.y, c.block.z, c.dynamic_bytes);
     for (size_t i = sizeof(Kernel); i + 8 <= kernel.bytes; i += 8) {
         size_t word;
         memcpy(&word, (const char *)&kernel + i, 8);
@@ -366,6 +368,7 @@ unsigned grid_begin(const Kernel &kernel) {
     l.blocks = (unsigned)blocks;
     l.threads = c.block.x * c.block.y * c.block.z;
     l.shared_bytes = c.dynamic_bytes + static_shared_bytes(kernel.function);
+    l.stream = c.stream;
     l.times = 1;
     launches.push_back(l);
     return (unsigned)(first_blocks ? std::min<size_t>(first_blocks, blocks) : blocks);
@@ -393,7 +396,7 @@ void grid_end() {
 // True: it need not run.
 bool product(const CountedLaunch &p) {
     for (CountedLaunch &l : launches)
-        if (l.kernel == p.kernel) {
+        if (l.kernel == p.kernel && l.stream == p.stream) {
             l.times++;
             return first_blocks != 0;
         }

@@ -27,6 +27,7 @@ namespace emu {
     COUNT(store_bytes)                                                                             \
     COUNT(store_sectors)                                                                           \
     COUNT(store_sectors_least)                                                                     \
+    COUNT(async)           /* cp.async: requests among the loads */                                \
     COUNT(atomics)         /* requests among both */                                               \
     COUNT(missed_sectors)  /* loads of sectors that the block had not loaded, and all cp.async */  \
     COUNT(read_sectors)    /* distinct in the launch, read before it wrote them */                 \
@@ -60,6 +61,7 @@ struct CountedLaunch {
         int a_bytes, c_bytes, epilogue;  // of an element; CUBLASLT_EPILOGUE_...
         bool accumulates;
     } product;
+    const void *stream;
     long times;  // that it was launched so
 };
 const std::vector<CountedLaunch> &counted_launches();

@@ -30,7 +30,8 @@ EMU_COMPILE_asan := -O1 -fsanitize=address,undefined -fno-sanitize-recover=undef
 EMU_INSTRUMENTED := -O1 -fsanitize=thread --param tsan-instrument-func-entry-exit=0 \
 	-fno-builtin-memcpy -fno-builtin-memmove -fno-builtin-memset
 EMU_COMPILE_race := $(EMU_INSTRUMENTED) -DEMU_RACE
-EMU_COMPILE_count := $(EMU_INSTRUMENTED) -DEMU_COUNT
+# a struct that is loaded whole is to stay one load
+EMU_COMPILE_count := $(EMU_INSTRUMENTED) -fno-tree-sra -DEMU_COUNT
 EMU_RENAMED_race := memcpy memmove memset
 EMU_RENAMED_count := $(EMU_RENAMED_race) expf exp2f logf log2f tanhf exp log
 EMU_LDFLAGS_asan := -fsanitize=address,undefined
@@ -75,14 +76,14 @@ EMU_GPT_fp32 := -DPRECISION_BF16=0 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_fp32
 EMU_GPT_bf16 := -DPRECISION_BF16=1 -DGPT_LEVEL=cuda -DGPT_CODE=gpt_bf16
 EMU_PROGRAM_FLAGS := -Wno-unknown-pragmas -Wno-unused-function -Wno-unused-parameter
 define emu_program
-$$(O)/emu/$(1)/gpt_%.o: $$(O)/emu/src/gpt.cu | $$(EMU_MIRROR)
+$$(O)/emu/$(1)/gpt_fp32.o $$(O)/emu/$(1)/gpt_bf16.o: $$(O)/emu/$(1)/gpt_%.o: $$(O)/emu/src/gpt.cu | $$(EMU_MIRROR)
 	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(EMU_GPT_$$*))
 $$(O)/emu/$(1)/train_gpt.o: $$(O)/emu/src/train_gpt.cu | $$(EMU_MIRROR)
 	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(MPI_FLAGS))
 $$(O)/emu/$(1)/train_gpt: $$(addprefix $$(O)/emu/$(1)/,train_gpt.o gpt_fp32.o gpt_bf16.o) $$(O)/libemu_$(1).a
 	$$(CXX) $$(EMU_LDFLAGS_$(1)) $$^ $$(EMU_LDLIBS) $$(LIBS) -o $$@
 endef
-$(foreach v,$(EMU_VARIANTS),$(eval $(call emu_program,$(v))))
+$(foreach v,$(EMU_BUILDS),$(eval $(call emu_program,$(v))))
 emulate: $(O)/emu/plain/train_gpt
 	cp -f $< train_gpt_emulated
 .PHONY: emulate

@@ -82,6 +82,29 @@ static void packs_of_16_bytes_are_one_request_of_16_sectors(void **) {
          {COUNT_stores, 1},
          {COUNT_store_sectors, 16}});
 }
+struct alignas(16) Eight {
+    __nv_bfloat16 x[8];
+};
+__global__ void double_packs(Eight *to, const Eight *from) {
+    Eight v = from[threadIdx.x];
+    for (int i = 0; i < 8; i++) {
+        __nv_bfloat16 twice = __float2bfloat16(2 * __bfloat162float(v.x[i]));
+        v.x[i] = twice;
+    }
+    to[threadIdx.x] = v;
+}
+static void a_pack_whose_elements_are_used_one_by_one_is_one_request(void **) {
+    expect_counts(
+        [] {
+            float *from = device_floats(256), *to = device_floats(256);
+            double_packs<<<1, 32>>>((Eight *)to, (const Eight *)from);
+        },
+        {{COUNT_loads, 1},
+         {COUNT_load_sectors, 16},
+         {COUNT_load_sectors_least, 16},
+         {COUNT_stores, 1},
+         {COUNT_store_sectors, 16}});
+}
 struct alignas(16) Two {
     double x[4];
 };
@@ -325,6 +348,7 @@ int main(void) {
         cmocka_unit_test(a_strided_copy_takes_the_sectors_that_its_addresses_touch),
         cmocka_unit_test(a_misaligned_copy_takes_one_more_sector),
         cmocka_unit_test(packs_of_16_bytes_are_one_request_of_16_sectors),
+        cmocka_unit_test(a_pack_whose_elements_are_used_one_by_one_is_one_request),
         cmocka_unit_test(a_struct_of_32_bytes_is_two_requests_that_share_sectors),
         cmocka_unit_test(a_broadcast_takes_one_sector),
         cmocka_unit_test(a_half_empty_warp_has_16_active_lanes),

@@ -41,6 +41,14 @@ resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
 check-resources: $(O)/gpt_fp32.o $(O)/gpt_bf16.o
 	@python3 dev/kernel_resources.py --check kernels/resources.txt $(PTXAS_LOGS)
 
+# Instructions of each kernel, loop by loop, for `make kernel-report`. Needs cuobjdump and nvdisasm, see the script.
+.PHONY: instructions check-instructions
+instructions: $(O)/gpt_bf16.o
+	python3 dev/kernel_instructions.py $< > kernels/instructions.txt.new && mv kernels/instructions.txt.new kernels/instructions.txt
+
+check-instructions: $(O)/gpt_bf16.o
+	@python3 dev/kernel_instructions.py --check kernels/instructions.txt $<
+
 # ---- for dev/gpu_check.sh: tests and times of the kernels on a GPU -------------------------------------------------
 $(O)/test_kernels_%.o: test/test_kernels.cu test/cpu_reference.h $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=$(PRECISION_$*) -c $< -o $@

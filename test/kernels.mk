@@ -26,3 +26,20 @@ test-kernels-$(1): $$(foreach d,fp32 bf16,$$(O)/emu/$(1)/test_kernels_$$(d))
 .PHONY: test-kernels build-kernel-tests test-kernels-$(1)
 endef
 $(foreach v,$(EMU_VARIANTS),$(eval $(call kernel_run,$(v))))
+
+# ---- what the kernels do, counted, and how long that should take (doc/gpu-speed.md) ---------------------------------
+REPORT_SIZES := 124M 1558M 13B 175B
+REPORT_GPUS := a100-80gb h100-sxm
+$(O)/emu/count/dev/kernel_report.o: $(O)/emu/src/dev/kernel_report.cu | $(EMU_MIRROR)
+	$(call emu_cc,count,$(EMU_PROGRAM_FLAGS) -DPRECISION_BF16=1)
+$(O)/kernel_report: $(O)/emu/count/dev/kernel_report.o $(O)/emu/count/gpt_bf16.o $(O)/libemu_count.a
+	$(CXX) $^ $(EMU_LDLIBS) -o $@
+kernel-report: $(REPORT_SIZES:%=$(O)/report.%)
+	@cat $^
+$(O)/report.%: $(O)/kernel_report kernels/resources.txt kernels/instructions.txt
+	@$< $* $(REPORT_GPUS) > $@.new && mv $@.new $@
+kernel-counts: $(O)/kernel_report
+	$< --counts > kernels/counters.txt
+check-kernel-counts: $(O)/kernel_report
+	$< --check kernels/counters.txt
+.PHONY: kernel-report kernel-counts check-kernel-counts

@@ -3,11 +3,11 @@
 T = build/test
 # Freed buffers are filled with NaN.
 TEST_FLAGS = $(CPU_FLAGS) -DFSDP_POISON
-TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h) test/death.h test/run.h
+TEST_DEPENDS = $(HEADERS) $(wildcard plan/*.h) $(wildcard cpu/*.h) test/death.h test/run.h
 TEST_PACKAGES = g++ make libjansson-dev libxxhash-dev libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
-TESTS = $(T)/test_lib $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity \
+TESTS = $(T)/test_lib $(T)/test_roofline $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity \
         $(T)/test_hugging_face $(T)/test_program $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20
@@ -20,13 +20,13 @@ test:
 	@$(MAKE) --no-print-directory DEVICE=cpu -j$$(nproc) test-build
 	@$(MAKE) --no-print-directory DEVICE=cpu test-run
 
-test-build: train_gpt $(TESTS) $(if $(EMULATOR_HERE),$(EMULATED) build-emulator-tests build-kernel-tests)
+test-build: train_gpt $(TESTS) $(if $(EMULATOR_HERE),$(EMULATED) build-emulator-tests build-kernel-tests $(O)/kernel_report)
 
 test-run:
 	@failed=0; for t in $(TESTS); do echo "== $$t"; $$t || failed=$$((failed + 1)); done; \
 	echo "$(words $(TESTS)) test programs, $$failed failed"; test $$failed = 0 -a $(words $(TESTS)) -gt 10
 ifdef EMULATOR_HERE
-	@$(MAKE) --no-print-directory -j$$(nproc) -Otarget DEVICE=cpu test-emulator test-kernels
+	@$(MAKE) --no-print-directory -j$$(nproc) -Otarget DEVICE=cpu test-emulator test-kernels check-kernel-counts
 else
 	@echo "skipped: the emulator's and the kernels' tests, which need the CUDA toolkit's headers in $(CUDA_HOME)/include"
 endif

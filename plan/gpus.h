@@ -1,0 +1,69 @@
+// plan/gpus.h: what the model of a GPU (roofline.h) needs to know of it. One table for the kernel
+// report and for --plan. Peaks are the maker's; what is reached of them is measured by others.
+#pragma once
+
+#include <stddef.h>
+#include <string.h>
+
+typedef struct {
+    const char *name;        // as in the options
+    int arch;                // the code that it runs: rows of kernels/resources.txt
+    int multiprocessors;     //
+    double clock;            // cycles a second at which its peaks are stated
+    double memory;           // bytes of device memory
+    double dram;             // bytes a second, peak
+    double dram_reached;     // share of it that a large copy reaches
+    double l2;               // bytes a second that all multiprocessors together read from the L2
+    double tensor;           // bf16 flops a second, dense, fp32 sums, peak
+    double product_reached;  // share of it that the main loop of a library's large product reaches
+    double mma_share;        // share of it that mma.sync can issue; wgmma or tcgen05 for the rest
+    int fp32_lanes;          // fp32 operations a cycle and multiprocessor
+    double dram_latency, l2_latency, l1_latency;  // seconds from a load to its use, under load
+    double launch;     // seconds that a launch takes behind another one: drain, start, first loads
+    int shared_bytes;  // of a multiprocessor
+    int shared_reserved;  // of it a block
+} Gpu;
+
+// The same on all of them.
+#define GPU_SCHEDULERS 4      // of a multiprocessor, an instruction a cycle each
+#define GPU_SPECIAL_LANES 16  // special functions a cycle and multiprocessor
+#define GPU_REGISTERS 65536   // of a multiprocessor
+#define GPU_WARPS 64
+#define GPU_BLOCKS 32
+
+// Sources:
+//   peaks, clocks, sizes, lanes  NVIDIA's data sheets and whitepapers (A100 2020, H100 2022, H200
+//                                2023, B200 2024)
+//   limits of a multiprocessor   CUDA C++ Programming Guide, "Technical Specifications per Compute
+//                                Capability"
+//   dram_reached                 BabelStream's published results (A100-80 1.77 TB/s, H100 SXM 3.0)
+//   l2                           A100's whitepaper: 5,120 bytes a cycle, of which about 0.7 are
+//                                measured (chipsandcheese.com 2023); the same on H100's clock
+//   product_reached              cuBLAS at 8192^3: 270 to 280 Tflop/s on A100, 750 to 800 on H100
+//   mma_share                    Luo et al. 2025 (arXiv 2501.12084): 62.9 % on H100; on B200 not
+//                                published, taken as Hopper's rate a cycle and multiprocessor
+//   latencies                    the same and Abdelkhalik et al. 2022 (arXiv 2208.11174): DRAM 470
+//                                to 560 cycles idle, L2 200 to 280, L1 33; DRAM half as much again
+//                                under load
+//   launch                       NVIDIA's blog on CUDA graphs (2019): about 2 us a kernel
+// clang-format off
+static const Gpu gpu_table[] = {
+//   name       arch  SMs   clock    memory DRAM    reached L2      tensor   product mma
+//          fp32 DRAM    L2      L1     launch shared     reserved
+    {"a100-80gb",  80, 108, 1.41e9,  80e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
+            64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10},
+    {"h100-sxm",   90, 132, 1.83e9,  80e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
+           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
+    {"h200",       90, 132, 1.83e9, 141e9, 4800e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
+           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
+    {"b200",      100, 148, 1.85e9, 180e9, 8000e9,  0.90, 9.0e12,  2250e12,  0.75, 0.31,
+           128, 650e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
+};
+// clang-format on
+
+// NULL: not in the table.
+static inline const Gpu *gpu_named(const char *name) {
+    for (size_t i = 0; i < sizeof gpu_table / sizeof gpu_table[0]; i++)
+        if (strcmp(gpu_table[i].name, name) == 0) return &gpu_table[i];
+    return NULL;
+}
