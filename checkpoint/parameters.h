@@ -55,8 +55,14 @@ static inline size_t finite_elements(const float *x, size_t n) {
     return i;
 }
 
-static inline void load_chunk(const Model *m, void *file, float *host, const GptPiece *c) {
-    model_file_read((const ModelFile *)file, host, c->n, c->id, c->layer, c->first);
+static inline void load_chunk(const Model *m, void *context, float *host, const GptPiece *c) {
+    const ModelFile *file = (const ModelFile *)context;
+    model_file_read(file, host, c->n, c->id, c->layer, c->first);
+    size_t finite = finite_elements(host, c->n), columns = tensor_cols(&m->config->model, c->id);
+    if (finite < c->n)
+        die("%s: expected finite weights, found %g in %s of layer %d at [%zu,%zu]", file->path,
+            (double)host[finite], tensor_table[c->id].name, c->layer, (c->first + finite) / columns,
+            (c->first + finite) % columns);
     m->code->write(m->gpt, GPT_PARAMETERS, host, c->at, c->n);
 }
 

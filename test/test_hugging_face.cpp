@@ -505,6 +505,33 @@ static void indexes_that_are_wrong_are_refused(void **) {
     }
 }
 
+static void a_model_bin_with_a_number_that_is_none_is_refused(void **) {
+    ModelFile f = model_file_open("test/reference/tiny/model.bin");
+    uint64_t at = model_file_offset(&f, FCW, 1, 5 * 12 + 7);
+    model_file_close(&f);
+    char path[128], command[512];
+    snprintf(path, sizeof path, "%s/nan.bin", folder);
+    run("cp test/reference/tiny/model.bin %s", path);
+    float nan = NAN;
+    int fd = open_check(path, O_RDWR);
+    write_exact(fd, &nan, sizeof nan, at, path);
+    close(fd);
+    snprintf(command, sizeof command, PROGRAM " --ranks 2 --steps 0 --model %s", path);
+    expect_refusal(command, "expected finite weights, found nan in fcw of layer 1 at [5,7]");
+}
+
+static void a_checkpoint_is_exported_without_training(void **) {
+    Outcome o = run(PROGRAM " --ranks 2 --model gpt2:L=2,C=16,NH=2,T=16 --batch 1 --steps 2 "
+                            "--train test/reference/small/train.txt --out %s/run -n 2",
+                    folder);
+    if (o.status) fail_msg("expected a checkpoint, found: %s", o.err);
+    o = run(PROGRAM " --ranks 2 --resume %s/run/checkpoints/step_00000002 --export-hf %s/run/hf "
+                    "--steps 0 && " PROGRAM " --model %s/run/hf --steps 0 --export-model "
+                    "%s/run/hf.bin && cmp %s/run/hf.bin %s/run/checkpoints/step_00000002/model.bin",
+            folder, folder, folder, folder, folder, folder);
+    if (o.status) fail_msg("expected the checkpoint's parameters, found: %s%s", o.out, o.err);
+}
+
 // Found on one rank alone or by all alike: one line, and no rank hangs.
 static void ranks_end_together_on_a_bad_model(void **) {
     char command[512];
@@ -543,6 +570,8 @@ int main(void) {
         cmocka_unit_test(tensors_that_are_not_the_models_are_refused),
         cmocka_unit_test(folders_that_are_no_model_are_refused),
         cmocka_unit_test(indexes_that_are_wrong_are_refused),
+        cmocka_unit_test(a_model_bin_with_a_number_that_is_none_is_refused),
+        cmocka_unit_test(a_checkpoint_is_exported_without_training),
         cmocka_unit_test(ranks_end_together_on_a_bad_model),
     };
     return cmocka_run_group_tests(tests, NULL, remove_folder);
