@@ -5,7 +5,7 @@
 // the first that fails takes the others down. Else there is one rank.
 #pragma once
 
-#include "lib/die.h"
+#include "lib/machine.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -34,6 +34,7 @@ typedef struct {
     int rank, world;
     int local_rank, local_world;  // among the ranks of this node
     const char *launcher;         // for the start-up table
+    Machine *machines;            // (local_world): what each rank of this node is given
     RanksShared *shared;          // forked ranks only
 } Ranks;
 
@@ -55,7 +56,7 @@ static void ranks_mpi_abort(void) {
 
 static MPI_Win ranks_window;  // holds *die_spoken of a node
 
-static void ranks_start_mpi(Ranks *r) {
+static void ranks_start_mpi(Ranks *r, const Machine *own) {
     int provided;
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
@@ -64,6 +65,8 @@ static void ranks_start_mpi(Ranks *r) {
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &r->local_rank);
     MPI_Comm_size(node, &r->local_world);
+    r->machines = (Machine *)malloc_check(sizeof *own * (size_t)r->local_world);
+    MPI_Allgather(own, sizeof *own, MPI_BYTE, r->machines, sizeof *own, MPI_BYTE, node);
     MPI_Aint bytes = r->local_rank == 0 ? sizeof(int) : 0;
     int unit;
     MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &die_spoken, &ranks_window);
@@ -154,12 +157,12 @@ static void ranks_identify(void) {
         }
 }
 
-// wanted: --ranks, 0 = as launched.
-static Ranks ranks_start(int wanted) {
-    Ranks r = {0, 1, 0, 1, "one process", NULL};
+// wanted: --ranks, 0 = as launched. own: what this process is given.
+static Ranks ranks_start(int wanted, const Machine *own) {
+    Ranks r = {0, 1, 0, 1, "one process", NULL, NULL};
     if (ranks_under_mpirun()) {
 #ifdef USE_MPI
-        ranks_start_mpi(&r);
+        ranks_start_mpi(&r, own);
         if (wanted && wanted != r.world)
             die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted,
                     r.world);
@@ -171,6 +174,10 @@ static Ranks ranks_start(int wanted) {
     } else if (wanted > 1) {
         ranks_fork(&r, wanted);
     }
+    if (!r.machines) {  // forked ranks are given the same
+        r.machines = (Machine *)malloc_check(sizeof *own * (size_t)r.local_world);
+        for (int i = 0; i < r.local_world; i++) r.machines[i] = *own;
+    }
     process.rank = r.rank;
     process.world = r.world;
     return r;
@@ -180,7 +187,7 @@ static Ranks ranks_start(int wanted) {
 static Ranks ranks_imagined(int wanted) {
     const char *mpi = getenv("OMPI_COMM_WORLD_SIZE");
     int world = wanted ? wanted : mpi ? atoi(mpi) : 1, node = world < 8 ? world : 8;
-    Ranks r = {process.rank, world, 0, node, "dry run", NULL};
+    Ranks r = {process.rank, world, 0, node, "dry run", NULL, NULL};
     return r;
 }
 

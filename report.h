@@ -9,10 +9,6 @@
 #include "lib/tokenizer.h"
 #include "ranks.h"
 
-#ifdef DEVICE_CPU
-#include <omp.h>
-#endif
-
 // A result that cannot be printed ends the run: a full disk behind stdout must not pass for
 // success.
 // The training loop looks here, and saves first.
@@ -34,6 +30,7 @@ typedef struct {
     const Options *options;
     const GptConfig *config;
     const Ranks *ranks;
+    const Threads *threads;         // 0: a GPU, or a dry run
     const DataLoader *train, *val;  // no samples: no data
     const Buffers *buffers;
     const char *code, *device;
@@ -106,9 +103,7 @@ static void report_start(const StartTable *t) {
     printf("code             %s%s%s\n", t->code, t->device[0] ? " on " : "", t->device);
     printf("ranks            %d (%s), %d on this node", ranks->world, ranks->launcher,
            ranks->local_world);
-#ifdef DEVICE_CPU
-    printf(", %d threads each", omp_get_max_threads());
-#endif
+    if (t->threads->n) printf(", %d threads each (%s)", t->threads->n, t->threads->why);
     printf("\nsharding         --shard %s: groups of %d ranks, %d replicas; %s sums\n", shard,
            c->fsdp.K, c->fsdp.world / c->fsdp.K, c->fsdp.ordered ? "ordered" : "fast");
     printf("numbers          compute and gather %s, reduce %s, parameter shards fp32, gradient "

@@ -11,6 +11,10 @@
 #include "lib/watchdog.h"
 #include "report.h"
 
+#ifdef DEVICE_CPU
+#include "cpu/host.h"
+#endif
+
 #define SKIPS_IN_A_ROW 10  // updates with a non-finite gradient until the run is given up
 
 typedef struct {
@@ -28,6 +32,7 @@ typedef struct {
     Logger logger;
     Watchdog watchdog;
     char device[256];
+    Threads threads;  // of this rank, on CPUs
     double peak;     // flops a second of one rank's device, 0: unknown
     double ms_mean;  // of the steps so far, for the ETA
 
@@ -242,25 +247,6 @@ static void plan_data(Run *r) {
 
 // ---- start -------------------------------------------------------------------------------------
 
-#ifdef DEVICE_CPU
-// OMP_PROC_BIND binds to the same cores in every process, from the first on: forked ranks would
-// share them. Here each takes its own, thread after thread, whatever order was asked for.
-static void bind_threads(const Ranks *ranks) {
-    const int places = omp_get_num_places();
-    if (!ranks->shared || !places || omp_get_proc_bind() == omp_proc_bind_false) return;
-#pragma omp parallel
-    {
-        int thread = ranks->local_rank * omp_get_num_threads() + omp_get_thread_num();
-        int cores[CPU_SETSIZE], place = thread % places;
-        cpu_set_t set;
-        CPU_ZERO(&set);
-        omp_get_place_proc_ids(place, cores);
-        for (int i = 0; i < omp_get_place_num_procs(place); i++) CPU_SET(cores[i], &set);
-        sched_setaffinity(0, sizeof set, &set);
-    }
-}
-#endif
-
 static void start_device(Run *r) {
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);
@@ -276,23 +262,27 @@ static void start_device(Run *r) {
     snprintf(r->device, sizeof r->device, "%s", properties.name);
     r->peak = peak_flops(r->device, options_dtypes(&r->o).gather == DTYPE_BF16);
 #ifdef DEVICE_CPU
-    int threads = r->o.threads ? r->o.threads : omp_get_num_procs() / r->ranks.local_world;
-    omp_set_num_threads(threads > 1 ? threads : 1);
-    bind_threads(&r->ranks);
+    const Ranks *n = &r->ranks;
+    r->threads = host_threads(r->o.threads, n->machines, n->local_world, n->local_rank);
+    omp_set_num_threads(r->threads.n);
+    if (n->shared) host_bind_threads(n->local_rank);
+    if (ranks_under_mpirun() && n->rank == 0)
+        host_report_idle_cores(&r->threads, n->machines, n->local_world, n->local_rank);
 #endif
 }
 
 static void check_memory(const Run *r) {
-    size_t free_bytes, total_bytes, needed = buffers_bytes(r->code->buffers(r->gpt), NULL);
-    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return;
+    size_t needed = buffers_bytes(r->code->buffers(r->gpt), NULL);
 #ifdef DEVICE_CPU
-    needed *= (size_t)r->ranks.local_world;
-#endif
-    if (needed > free_bytes)
-        die_all("%.1f MiB are needed on this node and %.1f MiB are free; use more nodes, a smaller "
-                "--batch, --recompute "
-                "layer or a smaller model (--dry-run shows what takes the memory)",
+    host_check_memory(needed, r->ranks.machines, r->ranks.local_world);
+#else
+    size_t free_bytes, total_bytes;
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
+        die_all("%.1f MiB are needed on this GPU and %.1f MiB are free; use more ranks, a smaller "
+                "--batch, --recompute layer or a smaller model (--dry-run shows what takes the "
+                "memory)",
                 mib(needed), mib(free_bytes));
+#endif
 }
 
 // Files that are written at the end are tried at the start.
@@ -345,6 +335,7 @@ static void print_start(const Run *r) {
     t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks;
     t.train = &r->train, t.val = &r->val;
     t.buffers = r->code->buffers(r->gpt), t.code = r->code->name, t.device = r->device;
+    t.threads = &r->threads;
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
     report_start(&t);
@@ -448,7 +439,12 @@ static void check_agreement(Run *r) {
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
-    r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks);
+#ifdef DEVICE_CPU
+    const Machine machine = host_look();
+#else
+    const Machine machine = machine_look("");
+#endif
+    r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks, &machine);
     if (!r->o.dry_run) start_device(r);
     plan_resume(r, argc, argv);
     plan_model(r);

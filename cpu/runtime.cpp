@@ -17,41 +17,51 @@ struct CpuEvent {
     double ms;  // time of the record
 };
 
-// One address range, reserved once and never committed by itself: the kernel backs what is touched.
+// One address range, backed from its start on as far as it is handed out: nothing is taken of an
+// address space that may be limited (ulimit -v) but what the buffers need.
 static struct {
     char *base;
-    size_t reserved, used, allocations, asked;
+    size_t room, mapped, used, allocations, asked;
 } arena;
-
-static size_t physical_bytes(void) {
-    return (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
-}
 
 static size_t round_up(size_t n, size_t unit) {
     return (n + unit - 1) / unit * unit;
 }
 
-static bool arena_reserve(void) {
-    // As much as the address space of the process allows (ulimit -v).
-    void *p = MAP_FAILED;
-    for (arena.reserved = round_up(4 * physical_bytes(), HUGE_PAGE);
-         p == MAP_FAILED && arena.reserved >= HUGE_PAGE;) {
-        p = mmap(NULL, arena.reserved + HUGE_PAGE, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (p == MAP_FAILED) arena.reserved = arena.reserved / 2 / HUGE_PAGE * HUGE_PAGE;
+// Finds a hole in the address space, the largest that a limit allows. Other mappings fill such a
+// hole from its upper end on.
+static bool arena_place(void) {
+    const size_t physical = (size_t)sysconf(_SC_PHYS_PAGES) * (size_t)sysconf(_SC_PAGESIZE);
+    for (size_t room = round_up(4 * physical, HUGE_PAGE); room >= HUGE_PAGE; room /= 2) {
+        void *p = mmap(NULL, room + HUGE_PAGE, PROT_NONE,
+                       MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p == MAP_FAILED) continue;
+        munmap(p, room + HUGE_PAGE);
+        arena.base = (char *)round_up((size_t)p, HUGE_PAGE);
+        arena.room = room;
+        return true;
     }
-    if (p == MAP_FAILED) return false;
-    arena.base = (char *)round_up((size_t)p, HUGE_PAGE);
-    madvise(arena.base, arena.reserved, MADV_HUGEPAGE);
+    return false;
+}
+
+static bool arena_grow(size_t end) {
+    const size_t more = round_up(end - arena.mapped, HUGE_PAGE);
+    char *at = arena.base + arena.mapped;
+    if (end > arena.room ||
+        mmap(at, more, PROT_READ | PROT_WRITE,
+             MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED_NOREPLACE, -1, 0) != at)
+        return false;
+    madvise(at, more, MADV_HUGEPAGE);
+    arena.mapped += more;
     return true;
 }
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes) {
-    if (!arena.base && !arena_reserve()) return cudaErrorMemoryAllocation;
-    size_t at = round_up(arena.used, bytes >= HUGE_PAGE ? HUGE_PAGE : 64);
-    if (at + bytes > arena.reserved) return cudaErrorMemoryAllocation;
+    if (!arena.base && !arena_place()) return cudaErrorMemoryAllocation;
+    size_t at = round_up(arena.used, bytes >= HUGE_PAGE ? HUGE_PAGE : 64), end = at + bytes;
+    if (end > arena.mapped && !arena_grow(end)) return cudaErrorMemoryAllocation;
     *ptr = arena.base + at;
-    arena.used = at + bytes;
+    arena.used = end;
     arena.asked += bytes;
     arena.allocations++;
     return cudaSuccess;
@@ -102,18 +112,6 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int) {
     char line[256];
     while (fgets(line, sizeof line, f))
         if (sscanf(line, "model name : %255[^\n]", properties->name) == 1) break;
-    fclose(f);
-    return cudaSuccess;
-}
-
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes) {
-    *total_bytes = *free_bytes = physical_bytes();
-    FILE *f = fopen("/proc/meminfo", "r");
-    if (!f) return cudaSuccess;
-    char line[128];
-    size_t kib;
-    while (fgets(line, sizeof line, f))
-        if (sscanf(line, "MemAvailable: %zu kB", &kib) == 1) *free_bytes = kib * 1024;
     fclose(f);
     return cudaSuccess;
 }

@@ -34,8 +34,6 @@ typedef struct {
     char name[256];  // of the processor
 } cudaDeviceProp;
 cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
-// free: memory the machine can still give (MemAvailable); total: its physical memory.
-cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total_bytes);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 
