@@ -42,8 +42,28 @@ static const char ranks_launcher_mpi[] = "mpirun";
 
 // ---- start -------------------------------------------------------------------------------------
 
-static bool ranks_under_mpirun(void) {
-    return getenv("OMPI_COMM_WORLD_SIZE") || getenv("PMI_RANK") || getenv("PMIX_RANK");
+static int ranks_variable(const char *name) {
+    const char *text = getenv(name);
+    return text ? atoi(text) : 0;
+}
+
+// Ranks that an MPI launcher has started, as far as it says so; 0: there is no launcher. The
+// variables may be left over from another program that it started, such as the shell.
+static int ranks_launched(void) {
+    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
+    if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMI_RANK") && !getenv("PMIX_RANK")) return 0;
+    for (const char *name : sizes)
+        if (ranks_variable(name) > 0) return ranks_variable(name);
+    return process.rank + 1;
+}
+
+// Slurm's tasks that know nothing of each other would each train a model of their own.
+static void ranks_check_slurm(int wanted) {
+    int step = ranks_variable("SLURM_STEP_NUM_TASKS"), job = ranks_variable("SLURM_NTASKS");
+    if (step > 1 || (!wanted && job > 1))
+        die_all("Slurm has %d tasks here, but they were not started as ranks: use srun --mpi=pmix "
+                "(srun --mpi=list shows what there is), mpirun, or --ranks N in one task",
+                step > 1 ? step : job);
 }
 
 #ifdef USE_MPI
@@ -54,10 +74,35 @@ static void ranks_mpi_abort(void) {
     MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
-static MPI_Win ranks_window;  // holds *die_spoken of a node
+// Is each rank in a container with process numbers of its own? Then what mpirun gave it is with
+// the container's process 1 too.
+static bool ranks_in_containers(void) {
+    if (getpid() == 1 || access("/proc/self", F_OK) != 0) return true;
+    char variables[65536];
+    FILE *f = fopen("/proc/1/environ", "r");
+    size_t n = f ? fread(variables, 1, sizeof variables, f) : 0;
+    if (f) fclose(f);
+    return memmem(variables, n, "OMPI_COMM_WORLD_RANK=", 21) != NULL;
+}
+
+static MPI_Win ranks_window = MPI_WIN_NULL;  // holds *die_spoken of a node
+
+// apart: in containers, where memory that MPI shares is not to be trusted.
+static void ranks_share_spoken(const Ranks *r, MPI_Comm node, int apart) {
+    MPI_Aint bytes = r->local_rank == 0 ? sizeof(int) : 0;
+    int unit;
+    MPI_Allreduce(MPI_IN_PLACE, &apart, 1, MPI_INT, MPI_MAX, node);
+    if (apart) return;
+    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &die_spoken, &ranks_window);
+    MPI_Win_shared_query(ranks_window, 0, &bytes, &unit, &die_spoken);
+    if (r->local_rank == 0) *die_spoken = 0;
+    MPI_Barrier(node);
+}
 
 static void ranks_start_mpi(Ranks *r, const Machine *own) {
-    int provided;
+    int provided, apart = ranks_in_containers();
+    // Open MPI's shared memory takes ranks for one and the same that have one process number.
+    if (apart) setenv("OMPI_MCA_btl", "^vader,sm", 0);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &r->world);
@@ -67,12 +112,7 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     MPI_Comm_size(node, &r->local_world);
     r->machines = (Machine *)malloc_check(sizeof *own * (size_t)r->local_world);
     MPI_Allgather(own, sizeof *own, MPI_BYTE, r->machines, sizeof *own, MPI_BYTE, node);
-    MPI_Aint bytes = r->local_rank == 0 ? sizeof(int) : 0;
-    int unit;
-    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &die_spoken, &ranks_window);
-    MPI_Win_shared_query(ranks_window, 0, &bytes, &unit, &die_spoken);
-    if (r->local_rank == 0) *die_spoken = 0;
-    MPI_Barrier(node);
+    ranks_share_spoken(r, node, apart);
     MPI_Comm_free(&node);
     r->launcher = ranks_launcher_mpi;
     die_hook = ranks_mpi_abort;
@@ -84,14 +124,31 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
 static pid_t *ranks_children;
 static int ranks_nchildren;
 
-static void ranks_forward_signal(int signal) {
+static bool ranks_ignore_interrupt;  // as a script's shell wants it of what it starts with &
+
+static void ranks_send_signal(int signal) {
     for (int i = 0; i < ranks_nchildren; i++)
         if (ranks_children[i] > 0) kill(ranks_children[i], signal);
+}
+
+// Ranks that ignore interrupts are asked to terminate, if it was no key that interrupts them.
+static void ranks_forward_signal(int signal, siginfo_t *info, void *) {
+    if (signal == SIGINT && ranks_ignore_interrupt && info->si_code == SI_KERNEL) return;
+    ranks_send_signal(signal == SIGINT && ranks_ignore_interrupt ? SIGTERM : signal);
+}
+
+// Why the kernel or somebody else may have ended a rank.
+static const char *ranks_likely_reason(int signal, double oom_kills) {
+    if (signal != SIGKILL) return "";
+    return machine_oom_kills("") > oom_kills
+               ? ": the memory limit of its control group (container) was reached"
+               : ": somebody's kill -9, or the machine was out of memory (see dmesg)";
 }
 
 // Waits for all ranks; returns the exit code of the job: 0 only if every rank ended with 0.
 static int ranks_watch(void) {
     int code = 0;
+    const double oom_kills = machine_oom_kills("");
     for (int left = ranks_nchildren; left > 0;) {
         int status, rank = 0;
         pid_t pid = wait(&status);
@@ -105,9 +162,10 @@ static int ranks_watch(void) {
         code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
         if (WIFSIGNALED(status))
             fprintf(stderr,
-                    "train_gpt: rank %d was ended by signal %d (%s); stopping the other ranks\n",
-                    rank, WTERMSIG(status), strsignal(WTERMSIG(status)));
-        ranks_forward_signal(SIGKILL);
+                    "train_gpt: rank %d was ended by signal %d (%s)%s; stopping the other ranks\n",
+                    rank, WTERMSIG(status), strsignal(WTERMSIG(status)),
+                    ranks_likely_reason(WTERMSIG(status), oom_kills));
+        ranks_send_signal(SIGKILL);
     }
     return code;
 }
@@ -126,7 +184,7 @@ static void ranks_fork(Ranks *r, int n) {
     for (int i = 0; i < n; i++) {
         pid_t pid = fork();
         if (pid < 0) {
-            ranks_forward_signal(SIGKILL);
+            ranks_send_signal(SIGKILL);
             die("cannot start rank %d of %d: %s", i, n, strerror(errno));
         }
         if (pid == 0) {
@@ -139,8 +197,11 @@ static void ranks_fork(Ranks *r, int n) {
         }
         ranks_children[i] = pid;
     }
-    struct sigaction action = {};
-    action.sa_handler = ranks_forward_signal;
+    struct sigaction action = {}, before = {};
+    action.sa_sigaction = ranks_forward_signal;
+    action.sa_flags = SA_SIGINFO;
+    sigaction(SIGINT, NULL, &before);
+    ranks_ignore_interrupt = before.sa_handler == SIG_IGN;
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
@@ -149,23 +210,41 @@ static void ranks_fork(Ranks *r, int n) {
 
 // Sets process.rank before anything can fail, so that errors common to all ranks are printed once.
 static void ranks_identify(void) {
-    const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK"};
-    for (int i = 0; i < 3; i++)
-        if (getenv(names[i])) {
-            process.rank = atoi(getenv(names[i]));
+    const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
+    for (const char *name : names)
+        if (getenv(name)) {
+            process.rank = ranks_variable(name);
             return;
         }
+}
+
+static void ranks_end(int signal) {
+    _exit(128 + signal);
+}
+
+// The kernel keeps every signal from process 1 of a container that it has no handler for.
+static void ranks_answer_signals(void) {
+    if (getpid() != 1) return;
+    static const int signals[] = {SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1};
+    for (int s : signals) signal(s, ranks_end);
 }
 
 // wanted: --ranks, 0 = as launched. own: what this process is given.
 static Ranks ranks_start(int wanted, const Machine *own) {
     Ranks r = {0, 1, 0, 1, "one process", NULL, NULL};
-    if (ranks_under_mpirun()) {
+    const int launched = ranks_launched();
+    ranks_answer_signals();
+    if (!launched) ranks_check_slurm(wanted);
+    if (launched > 1 || (launched && !wanted)) {
 #ifdef USE_MPI
         ranks_start_mpi(&r, own);
         if (wanted && wanted != r.world)
             die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted,
                     r.world);
+        if (launched > r.world)
+            die_all("the launcher started %d ranks, but MPI knows of %d here: use the mpirun of "
+                    "the MPI that the program was built with",
+                    launched, r.world);
 #else
         die_all(
             "started by mpirun, but built without MPI: install libopenmpi-dev and run make again, "
@@ -198,9 +277,11 @@ static inline bool ranks_started(const Ranks *r) {
 
 static void ranks_finish(void) {
 #ifdef USE_MPI
-    if (!ranks_under_mpirun()) return;
+    int running;
+    MPI_Initialized(&running);
+    if (!running) return;
     die_spoken = NULL;
-    MPI_Win_free(&ranks_window);
+    if (ranks_window != MPI_WIN_NULL) MPI_Win_free(&ranks_window);
     MPI_Finalize();
 #endif
 }

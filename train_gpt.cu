@@ -266,7 +266,7 @@ static void start_device(Run *r) {
     r->threads = host_threads(r->o.threads, n->machines, n->local_world, n->local_rank);
     omp_set_num_threads(r->threads.n);
     if (n->shared) host_bind_threads(n->local_rank);
-    if (ranks_under_mpirun() && n->rank == 0)
+    if (ranks_launched() && !n->shared && n->rank == 0)
         host_report_idle_cores(&r->threads, n->machines, n->local_world, n->local_rank);
 #endif
 }
@@ -275,6 +275,7 @@ static void check_memory(const Run *r) {
     size_t needed = buffers_bytes(r->code->buffers(r->gpt), NULL);
 #ifdef DEVICE_CPU
     host_check_memory(needed, r->ranks.machines, r->ranks.local_world);
+    host_check_address_space(needed, r->threads.n, r->ranks.local_world);
 #else
     size_t free_bytes, total_bytes;
     if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
@@ -811,6 +812,7 @@ static void keep_standard_files(void) {
 
 int main(int argc, char **argv) {
     keep_standard_files();
+    signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit (ulimit -f) fails and is reported as such
     static Run run;
     start(&run, argc, argv);
     train(&run);

@@ -4,11 +4,14 @@
 
 #include "../lib/machine.h"
 
+#include <malloc.h>
 #include <omp.h>
 #include <sys/resource.h>
 
 // What a rank takes besides the buffers of its table: code, tables, the libraries' own memory.
 #define HOST_PROCESS_BYTES ((size_t)48 << 20)
+// Of a rank's staging areas in its four communicators.
+#define HOST_COLLECTIVES_BYTES ((size_t)8 << 20)
 
 // OMP_PROC_BIND has bound the process to one core by now; its places are what it was given.
 static Machine host_look(void) {
@@ -83,7 +86,7 @@ static void host_refuse(double needed, const char *by, double left, const char *
 
 // table: bytes of the buffers of a rank. Every rank of the node comes to the same result.
 static void host_check_memory(size_t table, const Machine *ranks, int n) {
-    const double each = (double)(table + HOST_PROCESS_BYTES);
+    const double each = (double)(table + HOST_PROCESS_BYTES + HOST_COLLECTIVES_BYTES);
     char by[96], of[96];
     if (each * n > ranks[0].available)
         host_refuse(each * n, "on this node", ranks[0].available, "free");
@@ -95,13 +98,24 @@ static void host_check_memory(size_t table, const Machine *ranks, int n) {
         snprintf(of, sizeof of, "left of its limit of %.1f MiB", m->limit / (1 << 20));
         host_refuse(each * sharers, by, m->amount, of);
     }
-    struct rlimit r;
+}
+
+// The same against this process's address space (ulimit -v). Besides the table it takes stacks of
+// threads, and the collectives' memory of every rank of the node.
+static void host_check_address_space(size_t table, int threads, int local_world) {
+    struct rlimit limit, stack;
     double pages = 0;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    if (getrlimit(RLIMIT_STACK, &stack) != 0 || stack.rlim_cur == RLIM_INFINITY)
+        stack.rlim_cur = 8 << 20;
+    mallopt(M_ARENA_MAX, 1);  // it would take 64 MiB for each thread
     machine_read_number("/proc/self", "statm", &pages);
-    const double used = pages * (double)sysconf(_SC_PAGESIZE);
-    if (getrlimit(RLIMIT_AS, &r) != 0 || r.rlim_cur == RLIM_INFINITY) return;
+    const double left = (double)limit.rlim_cur - pages * (double)sysconf(_SC_PAGESIZE);
+    const double needed = (double)(table + HOST_PROCESS_BYTES) +
+                          (double)stack.rlim_cur * (threads - 1) +
+                          (double)HOST_COLLECTIVES_BYTES * local_world;
+    char of[96];
     snprintf(of, sizeof of, "left of its address space (ulimit -v %llu)",
-             (unsigned long long)r.rlim_cur / 1024);
-    if (each + used > (double)r.rlim_cur)
-        host_refuse(each, "by each rank", (double)r.rlim_cur - used, of);
+             (unsigned long long)limit.rlim_cur / 1024);
+    if (needed > left) host_refuse(needed, "by each rank", left, of);
 }

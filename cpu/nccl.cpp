@@ -17,6 +17,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <sys/mman.h>
+#include <sys/random.h>
 #include <sys/stat.h>
 #include <unistd.h>
 #include <vector>
@@ -44,7 +45,7 @@ struct alignas(64) Lane {  // of one local rank
 };
 
 struct Shared {
-    std::atomic<uint32_t> ready;  // set when the file has its full size
+    uint64_t token[2];  // random: a rank that opens the file knows by it that it is the right one
     alignas(64) Lane lanes[];
 };
 
@@ -64,33 +65,65 @@ struct ncclComm {
 
 // ---- shared memory: an anonymous file, opened by the others through its owner's /proc entry ----
 
+// In a container with process numbers of its own the entry may belong to another process: the file
+// is only taken if it holds the token.
 struct FileAddress {
     int64_t pid, fd;
+    uint64_t token[2];
 };
 
-static FileAddress shared_create(int lanes) {
-    int fd = memfd_create("fsdp-collectives", 0);
-    size_t bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
-    if (fd < 0 || ftruncate(fd, (off_t)bytes))
-        die("shared memory for %d ranks: expected %zu bytes, %m", lanes, bytes);
-    return {getpid(), fd};
+static size_t shared_bytes(int lanes) {
+    return sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
 }
 
-static void shared_attach(ncclComm *c, FileAddress at, int lanes) {
+static FileAddress shared_create(void) {
+    FileAddress at = {getpid(), memfd_create("fsdp-collectives", 0), {}};
+    if (at.fd < 0) die("shared memory: cannot create a file for it, %m");
+    if (getrandom(at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token)
+        die("shared memory: cannot draw a random number, %m");
+    return at;
+}
+
+// Gives the file its size and token.
+static void shared_write(FileAddress at, int lanes) {
+    if (ftruncate((int)at.fd, (off_t)shared_bytes(lanes)) ||
+        pwrite((int)at.fd, at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token)
+        die("shared memory for %d ranks: cannot make a file of %zu bytes (see ulimit -f), %m",
+            lanes, shared_bytes(lanes));
+}
+
+// The descriptor of the file at this address; -1 if it is not to be had from here.
+static int shared_open(FileAddress at) {
     char path[64];
     snprintf(path, sizeof path, "/proc/%ld/fd/%ld", (long)at.pid, (long)at.fd);
-    int fd = open(path, O_RDWR);
-    c->shared_bytes = sizeof(Shared) + sizeof(Lane) * (size_t)lanes;
     struct stat s;
-    if (fd < 0 || fstat(fd, &s) || (size_t)s.st_size < c->shared_bytes)
-        die("shared memory %s of rank 0: expected a file of %zu bytes (same machine, same user), "
-            "%m",
-            path, c->shared_bytes);
+    if (stat(path, &s) || !S_ISREG(s.st_mode)) return -1;  // to open a device may do things
+    int fd = open(path, O_RDWR | O_NONBLOCK | O_CLOEXEC);
+    uint64_t token[2];
+    if (fd >= 0 && pread(fd, token, sizeof token, 0) == (ssize_t)sizeof token &&
+        !memcmp(token, at.token, sizeof token))
+        return fd;
+    if (fd >= 0) close(fd);
+    return -1;
+}
+
+// False if the memory cannot be shared from here. created: by this process, which may not find
+// itself in /proc.
+static bool shared_attach(ncclComm *c, FileAddress at, int lanes, bool created) {
+    int fd = created ? dup((int)at.fd) : shared_open(at);
+    if (fd < 0) return false;
+    c->shared_bytes = shared_bytes(lanes);
     void *p = mmap(NULL, c->shared_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (p == MAP_FAILED) die("shared memory %s: cannot map %zu bytes, %m", path, c->shared_bytes);
+    if (p == MAP_FAILED) die("shared memory: cannot map %zu bytes, %m", c->shared_bytes);
     close(fd);
     c->shared = (Shared *)p;
     c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 20000 : 50;
+    return true;
+}
+
+static void shared_detach(ncclComm *c) {
+    munmap(c->shared, c->shared_bytes);
+    c->shared = NULL;
 }
 
 // ---- one round ---------------------------------------------------------------------------------
@@ -215,13 +248,9 @@ static void exchange_small(ncclComm *c, const void *mine, void *all, size_t byte
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    memset(id, 0, sizeof *id);
-    FileAddress none = {0, -1};
-    memcpy(id->internal, &none, sizeof none);
     // The number of ranks is not known yet: rank 0 sizes the file in ncclCommInitRank.
-    int fd = memfd_create("fsdp-collectives", 0);
-    if (fd < 0) return ncclSystemError;
-    FileAddress at = {getpid(), fd};
+    memset(id, 0, sizeof *id);
+    const FileAddress at = shared_create();
     memcpy(id->internal, &at, sizeof at);
     return ncclSuccess;
 }
@@ -233,9 +262,35 @@ static bool mpi_running(void) {
     return on;
 }
 
-// Builds c from an MPI communicator over the same ranks: who shares this node, and the
-// node's memory. FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one
-// machine can test several.
+// The communicator of the ranks that this one shares a node's memory with, and c attached to it.
+// Ranks that cannot open the first one's file, as they are in other containers, try it among
+// themselves; one that is left alone has memory for itself.
+static MPI_Comm attach_to_node(ncclComm *c, MPI_Comm node) {
+    while (true) {
+        int lane, lanes, together;
+        MPI_Comm_rank(node, &lane);
+        MPI_Comm_size(node, &lanes);
+        FileAddress at = {};
+        if (lane == 0) {
+            at = shared_create();
+            shared_write(at, lanes);
+        }
+        MPI_Bcast(&at, sizeof at, MPI_BYTE, 0, node);
+        const bool here = shared_attach(c, at, lanes, lane == 0);
+        MPI_Comm part;
+        MPI_Comm_split(node, here, lane, &part);  // all have tried
+        if (lane == 0) close((int)at.fd);
+        MPI_Comm_free(&node);
+        MPI_Comm_size(part, &together);
+        if (here && together == lanes) return part;
+        if (here) shared_detach(c);
+        node = part;
+    }
+}
+
+// Builds c from an MPI communicator over the same ranks: who shares this node, and the node's
+// memory. FSDP_RANKS_PER_NODE=n treats every n consecutive ranks as a node, so that one machine can
+// test several.
 static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
     c->mpi = mpi;
     MPI_Comm node;
@@ -246,34 +301,31 @@ static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
         MPI_Comm_split(mpi, world_rank / atoi(pretend), c->rank, &node);
     else
         MPI_Comm_split_type(mpi, MPI_COMM_TYPE_SHARED, c->rank, MPI_INFO_NULL, &node);
-    int lane, lanes;
-    MPI_Comm_rank(node, &lane);
-    MPI_Comm_size(node, &lanes);
-    FileAddress at = {};
-    if (lane == 0) at = shared_create(lanes);
-    MPI_Bcast(&at, sizeof at, MPI_BYTE, 0, node);
-    shared_attach(c, at, lanes);
+    node = attach_to_node(c, node);
     struct {
-        int64_t pid, lane;
-    } mine = {at.pid, lane}, *all = (decltype(mine) *)calloc((size_t)c->size, sizeof mine);
-    int host = 0;  // ranks with the same leader share memory: leader = world rank of lane 0
-    MPI_Allreduce(&world_rank, &host, 1, MPI_INT, MPI_MIN, node);
-    mine.pid = host;
+        int host, lane;  // ranks that share memory have one host: the smallest of their numbers
+    } mine = {}, *all = (decltype(mine) *)calloc((size_t)c->size, sizeof mine);
+    if (!all) die("out of memory for a table of %d ranks", c->size);
+    MPI_Comm_rank(node, &mine.lane);
+    MPI_Allreduce(&world_rank, &mine.host, 1, MPI_INT, MPI_MIN, node);
     MPI_Allgather(&mine, sizeof mine, MPI_BYTE, all, sizeof mine, MPI_BYTE, mpi);
     c->lane.resize((size_t)c->size);
     c->inbound.resize((size_t)c->size);
     for (int j = 0; j < c->size; j++) {
-        c->lane[j] = all[j].pid == host ? (int)all[j].lane : -1;
+        c->lane[j] = all[j].host == mine.host ? all[j].lane : -1;
         if (c->lane[j] < 0) c->inbound[j] = (Area *)aligned_alloc(64, 2 * sizeof(Area));
     }
     free(all);
-    MPI_Barrier(node);  // the leader's descriptor may be closed once all have it open
-    if (lane == 0) close((int)at.fd);
     MPI_Comm_free(&node);
 }
 #endif
 
-static void all_local(ncclComm *c) {
+// Attaches c, a communicator of forked ranks, once the file has its size and token.
+static void attach_forked(ncclComm *c, FileAddress at) {
+    while (!shared_attach(c, at, c->size, c->rank == 0)) {
+        if (access("/proc/self/fd", X_OK)) die("shared memory: expected /proc to be mounted, %m");
+        sched_yield();
+    }
     for (int j = 0; j < c->size; j++) c->lane.push_back(j);
     c->inbound.resize((size_t)c->size);
 }
@@ -292,15 +344,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int
 #endif
     FileAddress at;
     memcpy(&at, id.internal, sizeof at);
-    size_t bytes = sizeof(Shared) + sizeof(Lane) * (size_t)nranks;
-    char path[64];
-    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", (long)at.pid, (long)at.fd);
-    struct stat s = {};
-    if (rank == 0 && ftruncate((int)at.fd, (off_t)bytes))
-        die("shared memory for %d ranks: expected %zu bytes, %m", nranks, bytes);
-    while (stat(path, &s) == 0 && (size_t)s.st_size < bytes) sched_yield();
-    all_local(c);
-    shared_attach(c, at, nranks);
+    if (rank == 0) shared_write(at, nranks);
+    attach_forked(c, at);
     uint64_t token = 0;
     std::vector<uint64_t> tokens((size_t)nranks);
     exchange_small(c, &token, tokens.data(), sizeof token);  // all have it open
@@ -336,12 +381,12 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
         return ncclSuccess;
     }
 #endif
-    if (*split && c->rank == 0) mine.at = shared_create(c->size);
-    exchange_small(parent, &mine, all.data(), sizeof mine);
-    if (*split) {
-        all_local(c);
-        shared_attach(c, all[(size_t)group[0].rank].at, c->size);
+    if (*split && c->rank == 0) {
+        mine.at = shared_create();
+        shared_write(mine.at, c->size);
     }
+    exchange_small(parent, &mine, all.data(), sizeof mine);
+    if (*split) attach_forked(c, all[(size_t)group[0].rank].at);
     exchange_small(parent, &mine, all.data(), sizeof mine);  // all have it open
     if (*split && c->rank == 0) close((int)mine.at.fd);
     if (!*split) delete c;
@@ -349,7 +394,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
-    munmap(c->shared, c->shared_bytes);
+    shared_detach(c);
     for (Area *a : c->inbound) free(a);
 #ifdef USE_MPI
     if (mpi_running()) MPI_Comm_free(&c->mpi);

@@ -3,7 +3,7 @@
 // Ranks of one node exchange their Machine, as plain bytes, and share out what they have in common.
 #pragma once
 
-#include "die.h"
+#include "files.h"
 
 #include <math.h>
 #include <sched.h>

@@ -73,8 +73,8 @@ INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the new
 INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
 TEXT  (resume,          "y", "0",                                       "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
 GROUP("Sharding") \
-INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
-INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: the cores of the machine / its ranks") \
+INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched; 1: one process in any case") \
+INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \
 CHOICE(shard,           "z", "full", "full=3|grads=2|states=1|none=0|hybrid:node|hybrid:K", "what is sharded: parameters, gradients and states (full, ZeRO-3), gradients and states, states, nothing, or all within groups of K ranks") \
 CHOICE(unit,            "",  "layer", "matrix|half|layer|layers:K",     "what travels in one collective: a weight matrix, attention or MLP, a block, K blocks") \
 INT   (gather_buffers,  "",  "2",   1, 3,                               "units whose gathered parameters are held at a time") \
