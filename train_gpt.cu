@@ -33,8 +33,8 @@ typedef struct {
     Watchdog watchdog;
     char device[256];
     Threads threads;  // of this rank, on CPUs
-    double peak;     // flops a second of one rank's device, 0: unknown
-    double ms_mean;  // of the steps so far, for the ETA
+    double peak;      // flops a second of one rank's device, 0: unknown
+    double ms_mean;   // of the steps so far, for the ETA
 
     Model model;
     TrainState state;
