@@ -4,6 +4,7 @@
 # make emulate         ./train_gpt_emulated, the CUDA program on a CPU
 # make kernel-report   what the kernels of a step do, counted, and how long that should take (doc/gpu-speed.md)
 # make test            installs what the tests need, builds and runs them all
+# make fuzz-check      some seconds of libFuzzer on every reader of files and options; make fuzz for longer
 SHELL := bash
 MAKEFLAGS += --no-builtin-rules
 DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/dev/null && echo cuda || echo cpu)
@@ -29,7 +30,7 @@ all: what train_gpt
 
 # Header $(1) has to be there; $(2) is what to install for it.
 need = $(if $(shell echo '\#include <$(1)>' | $(CXX) -E -x c++ $(3) - >/dev/null 2>&1 && echo yes),,$(error $(1) is missing: install $(2)))
-ifneq ($(filter-out test clean check-format,$(or $(MAKECMDGOALS),all)),)
+ifneq ($(filter-out test fuzz-check clean check-format,$(or $(MAKECMDGOALS),all)),)
 $(call need,jansson.h,libjansson-dev)
 $(call need,xxhash.h,libxxhash-dev)
 endif
@@ -68,4 +69,4 @@ EMULATOR_HERE := $(wildcard $(CUDA_HOME)/include/cuda_runtime.h)
 ifeq ($(DEVICE)$(if $(EMULATOR_HERE),,no),cpu)
 include emulator/emulator.mk test/kernels.mk
 endif
-include test/test.mk
+include test/test.mk test/fuzz.mk
