@@ -58,3 +58,13 @@ __host__ __device__ static inline SquareLevels square_levels(float absmax, int t
 __host__ __device__ static inline double level_part(double x, double round) {
     return (x + round) - round;
 }
+
+// ---- a checksum of many words ------------------------------------------------------------------
+// Every 32-bit word is mixed with its place and all are added up modulo 2^64, so that the order
+// does not matter. The mixing is that of SplitMix64 (Steele, Lea & Flood 2014).
+__host__ __device__ static inline uint64_t checksum_word(uint64_t place, uint32_t word) {
+    uint64_t z = place * 0x9E3779B97F4A7C15ull + word;
+    z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+    z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+    return z ^ (z >> 31);
+}

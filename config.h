@@ -18,6 +18,7 @@ typedef struct {
     MomentType moments;
     int gather_slots, grad_slots, prefetch;
     int micro_steps;  // per optimizer step
+    bool audit;       // gradients are checksummed now and then, see Fsdp.audit
 } FsdpConfig;
 
 typedef struct {

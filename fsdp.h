@@ -100,6 +100,10 @@ typedef struct {
 } FsdpWait;
 enum { FSDP_TIMED_WAITS = 1024 };  // of a step; later ones are not timed
 
+// Audits compare the gradients that two ranks compute from one micro-batch: the first notes the
+// checksums of its own (record), the second computes them again and keeps nothing else (replay).
+typedef enum { AUDIT_OFF, AUDIT_RECORD, AUDIT_REPLAY } FsdpAudit;
+
 typedef struct {
     FsdpConfig c;
     int shard_rank, replica, replicas;
@@ -124,6 +128,8 @@ typedef struct {
     size_t exchange_part;
     double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
     float *absmax;
+    FsdpAudit audit;       // what the micro-step under way is for
+    uint64_t *audit_sums;  // (2, nunits, 2): of recorded and replayed gradients, by unit and use
 
     FsdpSlot gather_slots[FSDP_MAX_SLOTS], grad_slots[FSDP_MAX_SLOTS];
     int ngather, ngrad;                  // slots in all
@@ -279,7 +285,7 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     if (!f->alias_params)
         plan_slots(f, f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
                    c->gather_slots);
-    if (!f->direct_grads || c->micro_steps > 1)
+    if (!f->direct_grads || c->micro_steps > 1 || c->audit)
         plan_slots(f, f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
     plan_slot_buffers(f, b);
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
@@ -303,6 +309,9 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     }
     buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
+    if (c->audit)
+        buffers_add(b, "gradient", &f->audit_sums, 4 * (size_t)f->nunits * sizeof(uint64_t),
+                    "checksums of gradients");
 }
 
 // ---- start and end -----------------------------------------------------------------------------
@@ -581,7 +590,7 @@ static int *contributions(Fsdp *f, int u, int use) {
 }
 
 static bool writes_into_shard(const Fsdp *f) {
-    return f->direct_grads && f->micro_step == 0;
+    return f->direct_grads && f->micro_step == 0 && f->audit == AUDIT_OFF;
 }
 
 static FsdpSlot *grad_slot(Fsdp *f, int u, SlotState wanted) {
@@ -706,10 +715,20 @@ static void add_whole(Fsdp *f, int u, const float *whole, bool last) {
     reduce_whole(f, u, 0, sum);
 }
 
+// whole (elements, fp32): a unit's gradient from one micro-batch.
+static void audit_gradient(Fsdp *f, int u, int use, const void *whole) {
+    int row = (f->audit == AUDIT_REPLAY ? f->nunits : 0) + u;
+    shard_checksum(f->audit_sums + 2 * row + use, whole, f->units[u].elements, f->reduce);
+}
+
 // The gradient that fsdp_grad gave room for is complete on the compute stream.
 static void fsdp_reduce(Fsdp *f, int u, int use) {
     FsdpUnit *unit = &f->units[u];
     bool last = f->micro_step == f->c.micro_steps - 1 && use == unit->uses - 1;
+    if (defect("flip") && f->audit == AUDIT_RECORD && f->c.rank == 1 &&
+        u == 2)  // a bit of rank 1's
+        cudaCheck(
+            cudaMemsetAsync((char *)grad_slot(f, u, SLOT_IN_USE)->data + 20, 0x3f, 1, f->compute));
     cudaCheck(cudaEventRecord(unit->filled, f->compute));
     if (!defect("filled")) cudaCheck(cudaStreamWaitEvent(f->reduce, unit->filled, 0));
     timeline_begin(f->timeline, f->reduce, "reduce", unit->name);
@@ -719,7 +738,10 @@ static void fsdp_reduce(Fsdp *f, int u, int use) {
         FsdpSlot *s = grad_slot(f, u, SLOT_IN_USE);
         if (s->state != SLOT_IN_USE || s->unit != u)
             die("reduce of unit %s: its slot is %s", unit->name, slot_state_names[s->state]);
-        if (f->c.local)
+        if (f->audit != AUDIT_OFF) audit_gradient(f, u, use, s->data);
+        if (f->audit == AUDIT_REPLAY)
+            ;  // only its checksum was wanted
+        else if (f->c.local)
             add_whole(f, u, (const float *)s->data, last);
         else
             reduce_whole(f, u, use, (float *)s->data);

@@ -438,6 +438,72 @@ static void backward(Gpt *g) {
     encoder_backward_and_reduce(g);
 }
 
+// ---- the rank's state: its pieces of the tensors, and its arrays as they lie --------------------
+
+static int unit_of(const Gpt *g, int id, int layer) {
+    int segment = tensor_table[id].segment;
+    if (segment != NO_SEGMENT) return block_unit(g, layer, segment);
+    return id == LNFW || id == LNFB ? g->norm : g->embedding;
+}
+
+static void plan_pieces(Gpt *g) {
+    g->pieces = (GptPiece *)malloc_check((size_t)g->c.model.L * TENSORS * sizeof *g->pieces);
+    for (int layer = 0; layer < g->c.model.L; layer++)
+        for (int id = 0; id < TENSORS; id++) {
+            if (!tensor_table[id].per_layer && layer > 0) continue;
+            FsdpTensor t = {};
+            t.offset = g->offsets[layer][id];
+            t.elements = tensor_size(&g->c.model, id);
+            FsdpPiece own = fsdp_piece(&g->f, &g->f.units[unit_of(g, id, layer)], &t);
+            if (own.n > 0)
+                g->pieces[g->npieces++] = (GptPiece){id, layer, own.within, own.at, own.n};
+        }
+}
+
+static const GptPiece *gpt_pieces(const Gpt *g, int *count) {
+    *count = g->npieces;
+    return g->pieces;
+}
+
+static void *array_of(const Gpt *g, GptArray array) {
+    void *const arrays[GPT_ARRAYS] = {g->f.p, g->f.g, g->f.m, g->f.v};
+    return arrays[array];
+}
+
+static size_t gpt_shard_elements(const Gpt *g) {
+    return g->f.shard;
+}
+
+static size_t gpt_element_bytes(const Gpt *g, GptArray array) {
+    return array == GPT_PARAMETERS  ? sizeof(float)
+           : array == GPT_GRADIENTS ? grad_bytes(&g->f)
+                                    : moment_bytes(g->c.fsdp.moments);
+}
+
+static void gpt_read(Gpt *g, GptArray array, void *dst, size_t at, size_t n) {
+    size_t size = gpt_element_bytes(g, array);
+    cudaCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMemcpy(dst, (const char *)array_of(g, array) + at * size, n * size,
+                         cudaMemcpyDeviceToHost));
+}
+
+static void gpt_write(Gpt *g, GptArray array, const void *src, size_t at, size_t n) {
+    size_t size = gpt_element_bytes(g, array);
+    cudaCheck(
+        cudaMemcpy((char *)array_of(g, array) + at * size, src, n * size, cudaMemcpyHostToDevice));
+    // A copy from pageable memory may return before its last piece is on the device, and the
+    // program's streams do not wait for the default stream (CUDA Runtime API, "API synchronization
+    // behavior").
+    cudaCheck(cudaDeviceSynchronize());
+}
+
+static void gpt_arrive(Gpt *g) {
+    Fsdp *f = &g->f;
+    ncclCheck(
+        ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
+    cudaCheck(cudaStreamSynchronize(f->reduce));
+}
+
 // ---- steps -------------------------------------------------------------------------------------
 
 static int *gpt_inputs(Gpt *g, int micro_step) {
@@ -529,6 +595,46 @@ static GptStep gpt_finish_step(Gpt *g, uint32_t notes) {
     return step;
 }
 
+static void gpt_record(Gpt *g, bool on) {
+    Fsdp *f = &g->f;
+    f->audit = on ? AUDIT_RECORD : AUDIT_OFF;
+    if (on)
+        cudaCheck(
+            cudaMemsetAsync(f->audit_sums, 0, 4 * (size_t)f->nunits * sizeof(uint64_t), f->reduce));
+}
+
+static void gpt_replay(Gpt *g) {
+    g->f.audit = AUDIT_REPLAY;
+    gpt_micro_step(g, g->c.fsdp.micro_steps);
+    g->f.audit = AUDIT_OFF;
+}
+
+static void gpt_audited(Gpt *g, uint64_t *sums) {
+    Fsdp *f = &g->f;
+    cudaCheck(cudaStreamSynchronize(f->reduce));
+    cudaCheck(cudaMemcpy(sums, f->audit_sums, 4 * (size_t)f->nunits * sizeof *sums,
+                         cudaMemcpyDeviceToHost));
+}
+
+static uint64_t gpt_checksum(Gpt *g, GptArray array) {
+    Fsdp *f = &g->f;
+    uint64_t sum;
+    size_t words = f->shard * gpt_element_bytes(g, array) / sizeof(uint32_t);
+    cudaCheck(cudaMemsetAsync(f->audit_sums, 0, sizeof sum, f->reduce));
+    shard_checksum(f->audit_sums, array_of(g, array), words, f->reduce);
+    cudaCheck(cudaStreamSynchronize(f->reduce));
+    cudaCheck(cudaMemcpy(&sum, f->audit_sums, sizeof sum, cudaMemcpyDeviceToHost));
+    return sum;
+}
+
+static int gpt_units(const Gpt *g) {
+    return g->f.nunits;
+}
+
+static const char *gpt_unit_name(const Gpt *g, int unit) {
+    return g->f.units[unit].name;
+}
+
 static void gpt_evaluate(Gpt *g, double *loss, double *tokens) {
     size_t BT = (size_t)g->c.B * (size_t)g->c.T;
     const int *targets = gpt_inputs(g, 0) + BT;
@@ -568,72 +674,6 @@ static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
     cudaCheck(cudaStreamSynchronize(g->f.compute));
     fsdp_take_counters(&g->f);
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
-}
-
-// ---- the rank's state: its pieces of the tensors, and its arrays as they lie --------------------
-
-static int unit_of(const Gpt *g, int id, int layer) {
-    int segment = tensor_table[id].segment;
-    if (segment != NO_SEGMENT) return block_unit(g, layer, segment);
-    return id == LNFW || id == LNFB ? g->norm : g->embedding;
-}
-
-static void plan_pieces(Gpt *g) {
-    g->pieces = (GptPiece *)malloc_check((size_t)g->c.model.L * TENSORS * sizeof *g->pieces);
-    for (int layer = 0; layer < g->c.model.L; layer++)
-        for (int id = 0; id < TENSORS; id++) {
-            if (!tensor_table[id].per_layer && layer > 0) continue;
-            FsdpTensor t = {};
-            t.offset = g->offsets[layer][id];
-            t.elements = tensor_size(&g->c.model, id);
-            FsdpPiece own = fsdp_piece(&g->f, &g->f.units[unit_of(g, id, layer)], &t);
-            if (own.n > 0)
-                g->pieces[g->npieces++] = (GptPiece){id, layer, own.within, own.at, own.n};
-        }
-}
-
-static const GptPiece *gpt_pieces(const Gpt *g, int *count) {
-    *count = g->npieces;
-    return g->pieces;
-}
-
-static void *array_of(const Gpt *g, GptArray array) {
-    void *const arrays[GPT_ARRAYS] = {g->f.p, g->f.g, g->f.m, g->f.v};
-    return arrays[array];
-}
-
-static size_t gpt_shard_elements(const Gpt *g) {
-    return g->f.shard;
-}
-
-static size_t gpt_element_bytes(const Gpt *g, GptArray array) {
-    return array == GPT_PARAMETERS  ? sizeof(float)
-           : array == GPT_GRADIENTS ? grad_bytes(&g->f)
-                                    : moment_bytes(g->c.fsdp.moments);
-}
-
-static void gpt_read(Gpt *g, GptArray array, void *dst, size_t at, size_t n) {
-    size_t size = gpt_element_bytes(g, array);
-    cudaCheck(cudaDeviceSynchronize());
-    cudaCheck(cudaMemcpy(dst, (const char *)array_of(g, array) + at * size, n * size,
-                         cudaMemcpyDeviceToHost));
-}
-
-static void gpt_write(Gpt *g, GptArray array, const void *src, size_t at, size_t n) {
-    size_t size = gpt_element_bytes(g, array);
-    cudaCheck(
-        cudaMemcpy((char *)array_of(g, array) + at * size, src, n * size, cudaMemcpyHostToDevice));
-    // A copy from pageable memory may return before its last piece is on the device, and the
-    // program's streams do not wait for the default stream (CUDA Runtime API, "API synchronization
-    // behavior").
-    cudaCheck(cudaDeviceSynchronize());
-}
-
-static void gpt_arrive(Gpt *g) {
-    Fsdp *f = &g->f;
-    ncclCheck(
-        ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
-    cudaCheck(cudaStreamSynchronize(f->reduce));
 }
 
 // ---- life ---------------------------------------------------------------------------------------
@@ -744,6 +784,12 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_measure,
                                  gpt_update,
                                  gpt_finish_step,
+                                 gpt_record,
+                                 gpt_replay,
+                                 gpt_audited,
+                                 gpt_checksum,
+                                 gpt_units,
+                                 gpt_unit_name,
                                  gpt_evaluate,
                                  gpt_logits,
                                  gpt_trace_start,

@@ -73,6 +73,16 @@ typedef struct {
     void (*update)(Gpt *g, const GptUpdate *u);
     // Waits for the step. notes: bits that this rank has to tell the others.
     GptStep (*finish_step)(Gpt *g, uint32_t notes);
+    // Audits. record: note the checksums of the gradients of the micro-step that follows, or no
+    // more. replay: compute the gradients of the micro-batch in inputs(g, micro_steps) and note
+    // their checksums, nothing else. audited: both, (2, units, 2), the second index for tied
+    // weights. checksum: of one of the rank's arrays.
+    void (*record)(Gpt *g, bool on);
+    void (*replay)(Gpt *g);
+    void (*audited)(Gpt *g, uint64_t *sums);
+    uint64_t (*checksum)(Gpt *g, GptArray array);
+    int (*units)(const Gpt *g);
+    const char *(*unit_name)(const Gpt *g, int unit);
     // Sums over one micro-batch of every rank; loss and tokens hold one value a rank.
     void (*evaluate)(Gpt *g, double *loss, double *tokens);
     // Logits (V) after n tokens; every rank has to call with the same tokens.

@@ -120,6 +120,8 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
 // goes to sums[0] as it is.
 static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
                               const float *absmax, int total_bits, cudaStream_t stream);
+// *sum += checksum_word (arithmetic.cuh) of all words, modulo 2^64.
+static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaStream_t stream);
 
 // ---- AdamW on a piece of a shard ---------------------------------------------------------------
 // See adamw.cuh. p, g: fp32 (n); m, v: n elements of c->moments. first: global index of element 0.

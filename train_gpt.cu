@@ -1,6 +1,7 @@
 // train_gpt.cu: the program: options to a plan, the plan to a model on every rank, the training
 // loop. The model is gpt.cu, sharding is fsdp.h; this file knows neither layers nor devices'
 // kernels.
+#include "checkpoint/audit.h"
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/save.h"
@@ -193,6 +194,11 @@ static void plan_sharding(Run *r) {
     f->grad_slots = o->grad_buffers;
     f->prefetch = o->prefetch < 0 ? o->gather_buffers - 1 : o->prefetch;
     f->micro_steps = r->micro_steps;
+    f->audit = o->audit_every > 0;
+    if (f->audit && f->world == 1)
+        die_all(
+            "--audit-every: expected at least 2 ranks, of which one computes again what another "
+            "has computed; found 1");
     if (f->prefetch >= o->gather_buffers && !f->resident)
         die_all(
             "--prefetch %d: with --gather-buffers %d at most %d; one buffer holds the unit in use",
@@ -661,6 +667,15 @@ static uint32_t own_notes(Run *r) {
     return notes;
 }
 
+// Computes the first micro-batch of the rank before this one.
+static void replay_neighbour(Run *r) {
+    uint64_t first = r->o.overfit ? 0 : r->state.samples;
+    DataSpan span = {first + (uint64_t)audit_neighbour(&r->ranks) * (uint64_t)r->config.B, 0, 1};
+    if (!dataloader_fetch(&r->train, span, r->code->inputs(r->gpt, r->micro_steps), &r->failure))
+        die("%s", r->failure.text);
+    r->code->replay(r->gpt);
+}
+
 // The data of the next step are there when this one ends, or are known not to be: nothing but a
 // whole step is ever begun.
 static GptStep train_step(Run *r, long step, double lr, bool *outlier) {
@@ -668,19 +683,23 @@ static GptStep train_step(Run *r, long step, double lr, bool *outlier) {
     uint64_t next = r->state.samples + r->samples_per_step;
     if (!dataloader_fetch(&r->train, step_span(r, r->state.samples), inputs, &r->failure))
         die("%s", r->failure.text);  // of the first step: nothing is lost
-    bool ahead = step + 1 < r->steps;
+    const Options *o = &r->o;
+    bool ahead = step + 1 < r->steps, audit = due(o->audit_every, step + 1);
     if (ahead) dataloader_prefetch(&r->train, step_span(r, next));
+    if (audit) r->code->record(r->gpt, true);
     for (int i = 0; i < r->micro_steps; i++) {
         r->code->micro_step(r->gpt, i);
+        if (audit && i == 0) r->code->record(r->gpt, false);
         process_alive();
     }
-    const Options *o = &r->o;
+    if (audit) replay_neighbour(r);
     *outlier = is_outlier(r);
     GptUpdate update = {(float)lr,    o->beta1, o->beta2, o->eps,  o->weight_decay,
                         o->grad_clip, step,     o->seed,  *outlier};
     r->code->update(r->gpt, &update);
     if (ahead) dataloader_wait(&r->train, &r->failure);
     GptStep s = r->code->finish_step(r->gpt, own_notes(r));
+    if (audit) audit_gradients(&r->model, &r->ranks), audit_replicas(&r->model, &r->ranks);
     process_alive();
     return s;
 }

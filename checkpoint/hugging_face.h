@@ -98,9 +98,9 @@ static inline void hf_take_tensor(HfModel *h, const HfFile *file, const SafeTens
 
 static inline void hf_open_file(HfModel *h, const char *folder, const char *name) {
     HfFile *file = hf_add_file(h, folder, name);
-    SafeHeader header;
+    SafeHeader header = {};
     Failure failure;
-    uint64_t data;
+    uint64_t data = 0;
     file->fd = open_check(file->path, O_RDONLY);
     if (!safetensors_read(&header, file->fd, file->path, &data, &failure))
         die_all("%s", failure.text);

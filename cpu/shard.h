@@ -135,3 +135,12 @@ static void shard_sum_squares(double sums[3], const float *x, size_t n, const fl
     else
         squares_exact<3>(sums, x, n, l.round);
 }
+
+static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaStream_t stream) {
+    (void)stream;
+    const uint32_t *word = (const uint32_t *)data;
+    uint64_t total = 0;
+#pragma omp parallel for simd schedule(static) reduction(+ : total)
+    for (size_t i = 0; i < words; i++) total += checksum_word(i, word[i]);
+    *sum += total;
+}

@@ -164,3 +164,26 @@ static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
     add_parts_kernel<<<1, WARP, 0, stream>>>(sums, (int)blocks);
     launchCheck();
 }
+
+// ---- checksums ---------------------------------------------------------------------------------
+
+// Sums of integers do not depend on their order, so an atomic may take them.
+__global__ static void shard_checksum_kernel(unsigned long long *sum, const uint32_t *word,
+                                             size_t words) {
+    unsigned long long total = 0;
+    for (size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x; i < words;
+         i += (size_t)gridDim.x * blockDim.x)
+        total += checksum_word(i, word[i]);
+    for (int offset = WARP / 2; offset > 0; offset /= 2)
+        total += __shfl_xor_sync(FULL_MASK, total, offset);
+    if (threadIdx.x % WARP == 0) atomicAdd(sum, total);
+}
+
+static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaStream_t stream) {
+    if (words == 0) return;
+    unsigned blocks = blocks_for(words, SHARD_THREADS * 16);
+    if (blocks > 1024) blocks = 1024;
+    shard_checksum_kernel<<<blocks, SHARD_THREADS, 0, stream>>>((unsigned long long *)sum,
+                                                                (const uint32_t *)data, words);
+    launchCheck();
+}

@@ -92,6 +92,7 @@ CHOICE(reduce,          "",  "ordered", "ordered|fast",                 "order o
 INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time") \
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
+INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
 TEXT  (trace,           "",  "",                                        "write a timeline of the steps to this file (JSON for Perfetto)") \
 INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
 FLAG  (json,            "",                                             "print step lines as JSON") \

@@ -95,6 +95,9 @@ void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stri
     ::shard_add_ordered(shard, parts, nparts, stride, n, accumulate, NULL);
 }
 
+void shard_checksum(uint64_t *sum, const void *data, size_t words) {
+    ::shard_checksum(sum, data, words, NULL);
+}
 void shard_absmax(float *max, const float *x, size_t n) {
     ::shard_absmax(max, x, n, NULL);
 }

@@ -39,6 +39,7 @@ void cast_to_bf16(void *dst, const float *src, size_t n);
 void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n,
                        bool accumulate);
 void shard_absmax(float *max, const float *x, size_t n);
+void shard_checksum(uint64_t *sum, const void *data, size_t words);
 void shard_sum_squares(double *sums, const float *x, size_t n, const float *absmax, int total_bits);
 // config: an AdamWConfig, which this header cannot name.
 void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,

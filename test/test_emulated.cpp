@@ -133,6 +133,23 @@ static void a_swapped_collective_is_named(void **) {
         fail_msg("exit code %d: %s", found.status, found.text);
 }
 
+// One bit of one gradient of rank 1 flips in the second step, which is audited.
+static void an_audit_finds_a_flipped_bit_and_names_ranks_and_unit(void **) {
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        static Outcome found;
+        const char *options = OPTIONS "--steps 2 --audit-every 2";
+        found = run("FSDP_DEFECT=flip " EMULATED "/plain/train_gpt %s --ranks %d", options, ranks);
+        if (found.status == 0 || !strstr(found.text, "different gradients of block 1 from") ||
+            !strstr(found.text, ranks == 3 ? "ranks 1 and 2" : "ranks 1 and 0"))
+            fail_msg("exit code %d: %s", found.status, found.text);
+    }
+    static Outcome plain, audited;
+    const char *options = OPTIONS "--steps 2 --ranks 2";
+    plain = run(EMULATED "/plain/train_gpt %s", options);
+    audited = run(EMULATED "/race/train_gpt %s --audit-every 1", options);
+    compare("with audits", &audited, &plain, 0);
+}
+
 static void a_device_that_fails_ends_in_one_line(void **) {
     static Outcome found;
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
@@ -149,6 +166,7 @@ int main(void) {
         cmocka_unit_test(the_race_build_finds_nothing),
         cmocka_unit_test(every_wait_that_is_left_out_is_found),
         cmocka_unit_test(a_swapped_collective_is_named),
+        cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -510,6 +510,18 @@ static void absmax_equals_the_cpus(void **) {
         }
 }
 
+static void checksum_equals_the_cpus(void **) {
+    for (size_t n : {1, 33, 1000, 20000}) {
+        Floats x = random_floats(n, 5);
+        std::vector<uint64_t> sum(1, 7);
+        Device<float> d(x);
+        Device<uint64_t> s(sum);
+        shard_checksum(s.at, d.at, n, stream);
+        cpu::shard_checksum(sum.data(), x.data(), n);
+        if (s.host() != sum) fail_msg("n %zu: expected %lx, found %lx", n, sum[0], s.host()[0]);
+    }
+}
+
 static std::vector<double> device_squares(const Floats &x, size_t at, size_t n, const float *absmax,
                                           int bits) {
     Device<double> sums(std::vector<double>(SHARD_SUMS, 0.0));
@@ -681,6 +693,7 @@ int main(void) {
         cmocka_unit_test(casts_give_the_bits_of_the_cpu),
         cmocka_unit_test(shards_add_in_the_order_of_the_parts),
         cmocka_unit_test(absmax_equals_the_cpus),
+        cmocka_unit_test(checksum_equals_the_cpus),
         cmocka_unit_test(sum_of_squares_has_the_bits_of_the_cpu_however_it_is_cut),
         cmocka_unit_test(adamw_agrees_with_the_cpu),
         cmocka_unit_test(adamw_rounds_bf16_moments_as_the_cpu_does),

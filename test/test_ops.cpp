@@ -659,6 +659,29 @@ static void absmax_keeps_the_larger_and_reports_nan_as_infinity(void **) {
     assert_true(isinf(max) && max > 0);
 }
 
+// Written out once more from its definition, and every flipped bit changes it.
+static void a_checksum_sees_every_bit_of_every_word(void **) {
+    Floats x = random_floats(1003, 1);
+    uint64_t sum = 5, expected = 5;
+    for (uint64_t i = 0; i < x.size(); i++) {
+        uint32_t word;
+        memcpy(&word, &x[i], sizeof word);
+        uint64_t z = i * 0x9E3779B97F4A7C15ull + word;
+        z = (z ^ (z >> 30)) * 0xBF58476D1CE4E5B9ull;
+        z = (z ^ (z >> 27)) * 0x94D049BB133111EBull;
+        expected += z ^ (z >> 31);
+    }
+    shard_checksum(&sum, x.data(), x.size(), NULL);
+    assert_true(sum == expected);
+    for (size_t bit = 0; bit < 32 * x.size(); bit += 7) {
+        uint64_t other = 5;
+        ((unsigned char *)x.data())[bit / 8] ^= (unsigned char)(1u << bit % 8);
+        shard_checksum(&other, x.data(), x.size(), NULL);
+        assert_true(other != sum);
+        ((unsigned char *)x.data())[bit / 8] ^= (unsigned char)(1u << bit % 8);
+    }
+}
+
 static void sum_of_squares_does_not_depend_on_the_cut(void **) {
     const size_t n = 100003;
     for (double decades : {0.0, 3.0, 18.0}) {
@@ -856,6 +879,7 @@ int main(void) {
         cmocka_unit_test(bf16_rounds_to_nearest_even),
         cmocka_unit_test(shards_add_in_the_order_of_the_parts),
         cmocka_unit_test(absmax_keeps_the_larger_and_reports_nan_as_infinity),
+        cmocka_unit_test(a_checksum_sees_every_bit_of_every_word),
         cmocka_unit_test(sum_of_squares_does_not_depend_on_the_cut),
         cmocka_unit_test(adamw_follows_the_paper_in_fp32_and_fp64),
         cmocka_unit_test(adamw_rounds_bf16_moments_without_bias_and_by_global_element),

@@ -25,7 +25,7 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     model_set_vocab(&c.model, 37);
     c.B = 2, c.T = 7, c.logits_rows = 5, c.unit = UNIT_LAYER;
     FsdpConfig f = {rank,  RANKS,        RANKS, ordered, false, false, false,
-                    false, MOMENTS_FP32, 2,     2,       1,     1};
+                    false, MOMENTS_FP32, 2,     2,       1,     1,     false};
     c.fsdp = f;
     Gpt *g = gpt_create(&c);
     gpt_start(g, id);
