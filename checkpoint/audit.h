@@ -1,8 +1,8 @@
-// checkpoint/audit.h: silent corruption, found before it is saved. Every kernel is deterministic, so
-// the gradients of a micro-batch are the same bits on whichever rank computes them. In an audited
-// step rank r+1 computes rank r's first micro-batch once more, and the two compare checksums of
-// every unit's gradient; replicas compare those of their shards. A difference ends the run, with
-// nothing saved from that step. (Hochschild et al. 2021, "Cores that don't count".)
+// checkpoint/audit.h: silent corruption, found before it is saved. Every kernel is deterministic,
+// so the gradients of a micro-batch are the same bits on whichever rank computes them. In an
+// audited step rank r+1 computes rank r's first micro-batch once more, and the two compare
+// checksums of every unit's gradient; replicas compare those of their shards. A difference ends the
+// run, with nothing saved from that step. (Hochschild et al. 2021, "Cores that don't count".)
 #pragma once
 
 #include "parameters.h"
