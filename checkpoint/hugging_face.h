@@ -58,29 +58,30 @@ static inline void hf_close(HfModel *h) {
 
 // ---- opening: everything is checked but the elements -------------------------------------------
 
-static inline bool hf_same_shape(const SafeTensor *t, int dims, const uint64_t *shape) {
-    return t->dims == dims && !memcmp(t->shape, shape, (size_t)dims * sizeof *shape);
+// A shape as text, to be printed by the caller.
+typedef struct {
+    char text[SAFETENSORS_DIMS * 22];
+} HfShape;
+
+static inline HfShape hf_print_shape(int dims, const uint64_t *shape) {
+    HfShape s = {""};
+    size_t used = 0;
+    for (int i = 0; i < dims; i++)
+        used += (size_t)snprintf(s.text + used, sizeof s.text - used, "%s%llu", i ? "," : "",
+                                 (unsigned long long)shape[i]);
+    return s;
 }
 
 static inline void hf_check_shape(const HfFile *file, const SafeTensor *t, int dims,
                                   const uint64_t *shape) {
-    if (hf_same_shape(t, dims, shape)) return;
-    char expected[64], found[SAFETENSORS_DIMS * 22] = "";
-    if (dims == 1)
-        snprintf(expected, sizeof expected, "%llu", (unsigned long long)shape[0]);
-    else
-        snprintf(expected, sizeof expected, "%llu,%llu", (unsigned long long)shape[0],
-                 (unsigned long long)shape[1]);
-    for (int i = 0; i < t->dims; i++)
-        snprintf(found + strlen(found), sizeof found - strlen(found), "%s%llu", i ? "," : "",
-                 (unsigned long long)t->shape[i]);
+    if (t->dims == dims && !memcmp(t->shape, shape, (size_t)dims * sizeof *shape)) return;
     die_all("%s: expected %.100s of shape [%s], as config.json has it, found [%s]", file->path,
-            t->name, expected, found);
+            t->name, hf_print_shape(dims, shape).text, hf_print_shape(t->dims, t->shape).text);
 }
 
 static inline void hf_take_tensor(HfModel *h, const HfFile *file, const SafeTensor *t,
                                   uint64_t data) {
-    int id = WTE, layer = 0;
+    int id = WTE, layer = 0;  // of the head too
     HfKind kind = hf_find(&h->m, t->name, &id, &layer);
     uint64_t shape[2];
     if (kind == HF_BUFFER) return;
@@ -180,9 +181,9 @@ static inline ModelConfig hf_model(const char *folder) {
 
 // ---- transposing -------------------------------------------------------------------------------
 
-// A piece of a matrix (rows, C) of ours, which a file has as (C, rows). A row of the file holds
-// `width` elements that stand in a row of ours which the piece touches; those of c are the piece's
-// from turn_begin(c) to turn_end(c). They pass through a block of some of the file's rows.
+// A piece of a matrix (rows, C) of ours, which a file has as (C, rows): row c of the file is our
+// column c. The piece touches `width` of our rows, from `row` on; in column c it has those from
+// turn_begin(c) to turn_end(c). Elements pass through a block of some of the file's rows.
 typedef struct {
     size_t rows, C;
     size_t first, n;       // the piece
@@ -204,7 +205,7 @@ static inline HfTurn hf_turn(const ModelConfig *m, const GptPiece *piece) {
     return t;
 }
 
-// Both count from t->row.
+// Both count from `row`.
 static inline size_t turn_begin(const HfTurn *t, size_t c) {
     return c < t->column;
 }

@@ -74,6 +74,21 @@ static void halves_several_files_and_names_without_prefix_are_read(void **) {
     expect_logits(REFERENCE "/bf16");
 }
 
+static void every_half_is_the_number_it_stands_for(void **) {
+    for (unsigned bits = 0; bits < 1 << 16; bits++) {
+        int exponent = (int)(bits >> 10 & 31);
+        double fraction = bits & 1023, sign = bits >> 15 ? -1 : 1;
+        double expected = exponent == 0   ? sign * ldexp(fraction, -24)
+                          : exponent < 31 ? sign * ldexp(1024 + fraction, exponent - 25)
+                          : fraction == 0 ? sign * INFINITY
+                                          : NAN;
+        float found = fp16_to_float((uint16_t)bits);
+        if (isnan(expected) ? !isnan(found)
+                            : found != expected || signbit(found) != signbit(expected))
+            fail_msg("%#x: expected %g, found %g", bits, expected, found);
+    }
+}
+
 // ---- variants of the reference -----------------------------------------------------------------
 
 // What differs from REFERENCE/fp32. An added tensor gets its offsets by two %llu, and a copy of the
@@ -559,6 +574,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(halves_several_files_and_names_without_prefix_are_read),
+        cmocka_unit_test(every_half_is_the_number_it_stands_for),
         cmocka_unit_test(a_head_that_is_wte_again_and_old_buffers_change_nothing),
         cmocka_unit_test(an_exported_model_is_the_same_on_any_number_of_ranks_and_comes_back),
         cmocka_unit_test(an_exported_file_is_as_the_format_has_it),
