@@ -25,8 +25,10 @@ static GptConfig config_of(const char *path) {
     GptConfig c = {};
     c.model = hf_model(path);
     c.B = 1, c.T = c.model.T, c.logits_rows = 3, c.unit = UNIT_LAYER;
-    FsdpConfig f = {0, 1, 1, true, false, false, false, false, MOMENTS_FP32, 2, 2, 1, 1};
-    c.fsdp = f;
+    FsdpConfig *f = &c.fsdp;
+    f->world = f->K = f->micro_steps = 1;
+    f->gather_slots = f->grad_slots = 2, f->prefetch = 1;
+    f->ordered = true;
     return c;
 }
 
