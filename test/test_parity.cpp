@@ -1,8 +1,7 @@
 // test/test_parity.cpp: the program against PyTorch (test/reference/, made by
 // dev/make_reference.py): losses, norms and validation of 20 steps, every tensor's gradient of the
 // first step, parameters at the end.
-#include "../gpt.h"
-#include "../lib/model_file.h"
+#include "../checkpoint/parameters.h"
 
 #include <math.h>
 #include <omp.h>
@@ -120,19 +119,22 @@ static void check_gradients(const char *which) {
     GptConfig c = {};
     c.model = model.m, c.B = header[2], c.T = header[3], c.logits_rows = 3;
     c.unit = UNIT_LAYER;
-    FsdpConfig f = {0, 1, 1, true, false, false, false, false, MOMENTS_FP32, 2, 2, 1, 1};
-    c.fsdp = f;
+    FsdpConfig *f = &c.fsdp;
+    f->world = f->K = f->micro_steps = 1;
+    f->gather_slots = f->grad_slots = 2, f->prefetch = 1;
+    f->ordered = true;
     size_t BT = (size_t)c.B * (size_t)c.T, n = model_parameters(&c.model);
     Gpt *g = gpt_fp32_generic.create(&c);
     ncclUniqueId id;
     ncclGetUniqueId(&id);
     gpt_fp32_generic.start(g, id);
-    gpt_fp32_generic.load(g, path);
+    Model m = {&gpt_fp32_generic, g, &c};
+    parameters_load(&m, path);
     read_exact(fd, gpt_fp32_generic.inputs(g, 0), 2 * BT * sizeof(int), 1024, debug);
     close(fd);
     gpt_fp32_generic.micro_step(g, 0);
     snprintf(out, sizeof out, "%s/gradients.bin", folder);
-    gpt_fp32_generic.save(g, GPT_GRADIENTS, out, false);
+    model_file_save(&m, GPT_GRADIENTS, out, false);
     gpt_fp32_generic.finish(g);
     uint64_t at = 1024 + 2 * BT * sizeof(int) + (BT * (size_t)c.model.V + 1) * sizeof(float);
     float *found = read_floats(out, MODEL_HEADER_BYTES, n), *expected = read_floats(debug, at, n);
