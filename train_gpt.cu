@@ -400,7 +400,8 @@ static void print_resume(const Run *r) {
     if (!r->resumed[0]) return;
     printf("resume           step %ld, %s\n", r->state.step, r->resumed);
     resume_print_differences(&r->o, &r->checkpoint, stdout);
-    if (r->data && !json_equal(r->data, r->checkpoint.data))
+    bool known = r->data && json_is_object(r->checkpoint.data);
+    if (known && !json_equal(r->data, r->checkpoint.data))
         printf("  the training data are others than in the checkpoint: samples come in another "
                "order from here on\n");
 }
@@ -505,6 +506,16 @@ static void finish_saving(Run *r) {
     }
 }
 
+// What the state has come from: the options and the data of this run, unless it is still as another
+// run has left it.
+static void describe_origin(const Run *r, CheckpointIndex *x) {
+    const CheckpointIndex *before = &r->checkpoint;
+    bool untouched = r->resumed[0] && r->state.step == r->first_step;
+    x->options = untouched ? json_incref(before->options)
+                           : resume_options(&r->o, r->samples_per_step * (uint64_t)r->config.T);
+    x->data = untouched ? json_incref(before->data) : r->data ? json_incref(r->data) : json_null();
+}
+
 // Begins to save the state as it is, unless it is on the disk already.
 static void save(Run *r) {
     finish_saving(r);
@@ -516,8 +527,7 @@ static void save(Run *r) {
     for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
         x.bytes[a] = r->code->element_bytes(r->gpt, checkpoint_arrays[a].array);
     x.sums = (uint64_t *)malloc_check(checkpoint_sums(&x.model) * sizeof(uint64_t));
-    x.options = resume_options(&r->o, r->samples_per_step * (uint64_t)r->config.T);
-    x.data = json_incref(r->data);
+    describe_origin(r, &x);
     saver_begin(&r->saver, &x);
     r->saved_ms = clock_ms();
 }
@@ -718,10 +728,10 @@ static void count_skips(Run *r, long step, const GptStep *s, bool outlier) {
             "far)\n",
             step + 1, r->steps, plain_nan(s->loss), plain_nan(s->norm),
             outlier ? ", an outlier" : "", t->skips);
-    if (!finite && ++t->skips_in_a_row == SKIPS_IN_A_ROW && r->ranks.rank == 0)
+    if (!finite && ++t->skips_in_a_row >= SKIPS_IN_A_ROW && r->ranks.rank == 0)
         fails(&r->failure,
               "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
-              SKIPS_IN_A_ROW);
+              t->skips_in_a_row);
 }
 
 static void measure_step(Run *r, long step, double lr, double ms, const GptStep *s) {
@@ -757,7 +767,7 @@ static void write_trace(Run *r) {
 
 // Decides, with all ranks alike, what follows from a step.
 static void after_step(Run *r, const GptStep *s) {
-    bool failed = (s->notes & NOTE_FAILURE) || r->state.skips_in_a_row == SKIPS_IN_A_ROW;
+    bool failed = (s->notes & NOTE_FAILURE) || r->state.skips_in_a_row >= SKIPS_IN_A_ROW;
     report_saved(r, saver_advance(&r->saver, !(s->notes & NOTE_WRITING)));
     if (failed) end_whole(r);
     if (s->notes & NOTE_STOP) end_stopped(r);

@@ -15,10 +15,13 @@ static inline void checkpoint_path(char *path, const char *out, long step) {
     path_print(path, "%s/checkpoints/step_%08ld", out, step);
 }
 
+// What cannot be looked at is not taken for absent: a run would start anew beside its checkpoints.
 static inline bool checkpoint_is_complete(const char *path) {
     char index[PATH_BYTES];
     path_print(index, "%s/index.json", path);
-    return access(index, F_OK) == 0;
+    if (access(index, F_OK) == 0) return true;
+    if (errno != ENOENT && errno != ENOTDIR) die("cannot read %s: %s", index, strerror(errno));
+    return false;
 }
 
 // The step of a name step_NNNNNNNN, -1 if it is none.
@@ -46,8 +49,10 @@ static inline CheckpointList checkpoint_list(const char *out) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     checkpoint_folder(folder, out);
     DIR *d = opendir(folder);
+    if (!d && errno != ENOENT && errno != ENOTDIR)
+        die("cannot read %s: %s", folder, strerror(errno));
     if (!d) return list;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+    for (struct dirent *e; errno = 0, (e = readdir(d)) != NULL;) {
         long step = checkpoint_step(e->d_name);
         if (step < 0) continue;
         checkpoint_path(path, out, step);
@@ -56,6 +61,7 @@ static inline CheckpointList checkpoint_list(const char *out) {
         if (!list.steps) die("out of memory for a list of checkpoints");
         list.steps[list.count++] = step;
     }
+    if (errno) die("cannot read %s: %s", folder, strerror(errno));
     closedir(d);
     if (list.count) qsort(list.steps, (size_t)list.count, sizeof(long), checkpoint_compare);
     return list;

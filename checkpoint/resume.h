@@ -111,7 +111,9 @@ static inline void resume_print_differences(const Options *o, const CheckpointIn
         const Option *row = &option_table[i];
         const char *before = resume_value(x, row);
         char now[PATH_BYTES];
-        if (!before) continue;
+        bool of_steps =
+            row == option_find("steps") || row == option_find("train") || row == option_find("val");
+        if (!before || (o->steps == 0 && of_steps)) continue;
         option_print_value(o, row, now, sizeof now);
         if (!strcmp(before, now)) continue;
         bool rescales = row == option_find("steps") && o->schedule != 0;
