@@ -288,16 +288,21 @@ static void ranks_finish(void) {
 
 // ---- words between hosts; every rank has to call -----------------------------------------------
 
-static inline void ranks_pause(void) {
+// waited: pauses so far. Naps after a while: others may have a use for the core.
+static inline void ranks_pause(int waited) {
 #ifdef EMULATOR
     emu_progress();
 #endif
-    sched_yield();
+    const struct timespec nap = {0, 50 * 1000};
+    if (waited < 100)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
 }
 
 #ifdef USE_MPI
 static void ranks_mpi_wait(MPI_Request *request) {
-    for (int done = 0; !done; ranks_pause()) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    for (int done = 0, n = 0; !done; ranks_pause(n++)) MPI_Test(request, &done, MPI_STATUS_IGNORE);
 }
 #endif
 
@@ -309,7 +314,8 @@ static void ranks_meet(Ranks *r) {
         __atomic_add_fetch(&r->shared->generation, 1, __ATOMIC_ACQ_REL);
         return;
     }
-    while (__atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE) == generation) ranks_pause();
+    for (int n = 0; __atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE) == generation; n++)
+        ranks_pause(n);
 }
 
 // Copies rank 0's bytes to all.

@@ -840,6 +840,9 @@ static void keep_standard_files(void) {
 }
 
 int main(int argc, char **argv) {
+#ifdef DEVICE_CPU
+    host_limit_polling(argv);
+#endif
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit (ulimit -f) fails and is reported as such
     static Run run;

@@ -13,18 +13,36 @@
 // Of a rank's staging areas in its four communicators.
 #define HOST_COLLECTIVES_BYTES ((size_t)8 << 20)
 
-// OMP_PROC_BIND has bound the process to one core by now; its places are what it was given.
-static Machine host_look(void) {
-    Machine m = machine_look("");
-    if (omp_get_proc_bind() == omp_proc_bind_false || !omp_get_num_places()) return m;
-    m.cores = (CoreMask){};
+// The cores that the process was given; OMP_PROC_BIND has bound it to the first of its places by
+// now.
+static CoreMask host_cores(void) {
+    if (omp_get_proc_bind() == omp_proc_bind_false || !omp_get_num_places())
+        return machine_cores(0);
+    CoreMask m = {};
     for (int place = 0; place < omp_get_num_places(); place++) {
         int cores[MACHINE_CORES], n = omp_get_place_num_procs(place);
         if (n > MACHINE_CORES) continue;
         omp_get_place_proc_ids(place, cores);
-        for (int i = 0; i < n; i++) m.cores.bits[cores[i] / 64] |= (uint64_t)1 << (cores[i] % 64);
+        for (int i = 0; i < n; i++) m.bits[cores[i] / 64] |= (uint64_t)1 << (cores[i] % 64);
     }
     return m;
+}
+
+static Machine host_look(void) {
+    Machine m = machine_look("");
+    m.cores = host_cores();
+    return m;
+}
+
+// Threads that wait at the end of a parallel region poll, some milliseconds long unless the
+// environment says otherwise; where others use the machine too, that takes the core from those that
+// they wait for. The library reads the environment before main: the program starts itself anew.
+static void host_limit_polling(char **argv) {
+    if (getenv("OMP_WAIT_POLICY") || getenv("GOMP_SPINCOUNT")) return;
+    setenv("GOMP_SPINCOUNT", "2000", 1);  // some tens of microseconds
+    const CoreMask cores = host_cores();
+    sched_setaffinity(0, sizeof cores, (const cpu_set_t *)(const void *)&cores);
+    execv("/proc/self/exe", argv);  // if that cannot be, things work as well, but slower
 }
 
 // wanted: --threads, 0 = what OMP_NUM_THREADS says, else what fits the cores. ranks: of this node.

@@ -12,6 +12,8 @@
 #include <algorithm>
 #include <atomic>
 #include <fcntl.h>
+#include <limits.h>
+#include <linux/futex.h>
 #include <omp.h>
 #include <sched.h>
 #include <stdio.h>
@@ -19,6 +21,7 @@
 #include <sys/mman.h>
 #include <sys/random.h>
 #include <sys/stat.h>
+#include <sys/syscall.h>
 #include <unistd.h>
 #include <vector>
 #ifdef USE_MPI
@@ -41,6 +44,8 @@ struct alignas(64) Area {
 
 struct alignas(64) Lane {  // of one local rank
     std::atomic<uint64_t> announced;
+    std::atomic<uint32_t> bell;      // rings at every announcement
+    std::atomic<uint32_t> sleepers;  // ranks that wait for it to ring
     Area areas[2];
 };
 
@@ -54,7 +59,7 @@ struct ncclComm {
     uint64_t round;
     Shared *shared;
     size_t shared_bytes;
-    int spins;                    // polls before giving up the core
+    int spins;                    // polls before going to sleep
     std::vector<int> lane;        // of each rank on this node; -1: on another node
     std::vector<Area *> inbound;  // where a remote rank's area arrives (two per rank)
 #ifdef USE_MPI
@@ -117,7 +122,7 @@ static bool shared_attach(ncclComm *c, FileAddress at, int lanes, bool created) 
     if (p == MAP_FAILED) die("shared memory: cannot map %zu bytes, %m", c->shared_bytes);
     close(fd);
     c->shared = (Shared *)p;
-    c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 20000 : 50;
+    c->spins = lanes <= (int)sysconf(_SC_NPROCESSORS_ONLN) ? 2000 : 50;
     return true;
 }
 
@@ -137,13 +142,20 @@ static char *round_open(ncclComm *c) {
     return own_area(c, c->round + 1)->data;
 }
 
+static void announce(Lane *lane, uint64_t round) {
+    lane->announced.store(round);
+    lane->bell.fetch_add(1);
+    if (lane->sleepers.load() > 0)
+        syscall(SYS_futex, &lane->bell, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+}
+
 // Announces the round: rank j may read bytes [j*stride, j*stride + bytes) of the staging area.
 static void round_post(ncclComm *c, Signature s, size_t stride, size_t bytes) {
     c->round++;
     Area *own = own_area(c, c->round);
     s.round = c->round;
     own->signature = s;
-    c->shared->lanes[c->lane[c->rank]].announced.store(c->round, std::memory_order_release);
+    announce(&c->shared->lanes[c->lane[c->rank]], c->round);
     (void)stride, (void)bytes;
 #ifdef USE_MPI
     for (int j = 0; j < c->size; j++) {
@@ -192,16 +204,27 @@ void cpu_collective_status(char *text, size_t room) {
                  (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
 }
 
+static inline void spin_pause(void) {
+#ifdef __x86_64__
+    __builtin_ia32_pause();
+#endif
+}
+
+// Polls for some tens of microseconds, then sleeps: others may have a use for the core.
 static void wait_for_announcement(ncclComm *c, Lane *lane, int j) {
-    for (int n = 0; lane->announced.load(std::memory_order_acquire) < c->round; n++) {
-        if (n < c->spins) {
-            __builtin_ia32_pause();
-            continue;
-        }
-        waiting.rank = j;
-        waiting.comm = c;
-        sched_yield();
+    for (int n = 0; n < c->spins; n++) {
+        if (lane->announced.load(std::memory_order_acquire) >= c->round) return;
+        spin_pause();
     }
+    waiting.rank = j;
+    waiting.comm = c;
+    lane->sleepers++;
+    while (true) {
+        const uint32_t rung = lane->bell.load();
+        if (lane->announced.load() >= c->round) break;
+        syscall(SYS_futex, &lane->bell, FUTEX_WAIT, rung, NULL, NULL, 0);
+    }
+    lane->sleepers--;
     waiting.comm = NULL;
 }
 

@@ -179,6 +179,49 @@ static void idle_cores_of_mpirun_are_named(void **) {
     if (strstr(o.text, "mpirun has bound")) fail_msg("expected no such line, found: %s", o.text);
 }
 
+// Milliseconds of processor time of a process; 0 if there is none.
+static long processor_ms(pid_t pid) {
+    char path[64];
+    long user = 0, system = 0;
+    snprintf(path, sizeof path, "/proc/%d/stat", (int)pid);
+    FILE *f = fopen(path, "r");
+    if (!f) return 0;
+    if (fscanf(f, "%*d %*s %*c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %ld %ld", &user, &system) !=
+        2)
+        user = system = 0;
+    fclose(f);
+    return (user + system) * 1000 / sysconf(_SC_CLK_TCK);
+}
+
+static void a_rank_that_waits_for_another_leaves_its_core_to_others(void **) {
+    Outcome o = run(PROGRAM " " TINY "--ranks 2 --steps 123463 >/dev/null & pid=$!; sleep 2; "
+                            "set -- $(pgrep -P $pid); kill -STOP $2; sleep 0.5; echo $pid $1");
+    int parent = 0, waiting = 0;
+    assert_int_equal(sscanf(o.text, "%d %d", &parent, &waiting), 2);
+    long before = processor_ms(waiting);
+    sleep(2);
+    long used = processor_ms(waiting) - before;
+    kill(parent, SIGKILL);
+    if (before == 0 || used > 200)
+        fail_msg("%ld ms of processor time before, %ld ms in 2 s of waiting", before, used);
+}
+
+static void threads_that_wait_poll_shortly_unless_the_user_has_a_policy(void **) {
+    static const struct {
+        const char *given, *expected;
+    } cases[] = {{"", "GOMP_SPINCOUNT=2000"},
+                 {"GOMP_SPINCOUNT=17", "GOMP_SPINCOUNT=17"},
+                 {"OMP_WAIT_POLICY=active", "OMP_WAIT_POLICY=active"}};
+    for (auto &c : cases) {
+        Outcome o = run("env -u GOMP_SPINCOUNT %s " PROGRAM " " TINY "--steps 123464 >/dev/null & "
+                        "pid=$!; sleep 1; tr '\\0' '\\n' </proc/$pid/environ | "
+                        "grep -E 'GOMP_SPIN|OMP_WAIT'; kill -9 $pid",
+                        c.given);
+        o.text[strcspn(o.text, "\n")] = 0;
+        assert_string_equal(o.text, c.expected);
+    }
+}
+
 // ---- control groups ----------------------------------------------------------------------------
 
 // Runs a command in a new group with a limit on cpu (hundredths of a core) or memory (MiB), version
@@ -347,6 +390,8 @@ int main(void) {
         cmocka_unit_test(threads_share_out_cores_and_quotas),
         cmocka_unit_test(a_run_has_the_threads_it_was_given),
         cmocka_unit_test(idle_cores_of_mpirun_are_named),
+        cmocka_unit_test(a_rank_that_waits_for_another_leaves_its_core_to_others),
+        cmocka_unit_test(threads_that_wait_poll_shortly_unless_the_user_has_a_policy),
         cmocka_unit_test(a_processor_quota_limits_the_threads),
         cmocka_unit_test(a_memory_limit_is_named_before_the_start),
         cmocka_unit_test(a_rank_ended_for_want_of_memory_gets_the_reason),

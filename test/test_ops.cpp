@@ -849,6 +849,15 @@ static bool processor_has_the_instructions(void) {
 #endif
 }
 
+// Also in threads that start later, as those of a product may.
+static void every_thread_counts_subnormal_numbers_as_zero(void **) {
+    static volatile float tiny = 1e-40f, scale = 1e20f, small = 1e-20f;
+    int kept = 0;
+#pragma omp parallel num_threads(9) reduction(+ : kept)
+    kept += tiny * scale != 0 || small / scale != 0;
+    if (kept) fail_msg("%d of 9 threads compute with subnormal numbers", kept);
+}
+
 int main(void) {
     if (!processor_has_the_instructions()) {
         printf("skipped: this processor lacks the instruction set\n");
@@ -856,6 +865,7 @@ int main(void) {
     }
     set_threads(1);
     const CMUnitTest tests[] = {
+        cmocka_unit_test(every_thread_counts_subnormal_numbers_as_zero),
         cmocka_unit_test(exp_is_right_to_2e_7_over_its_whole_range),
         cmocka_unit_test(encoder_adds_token_and_position),
         cmocka_unit_test(encoder_gradient_of_repeated_tokens_is_added_once),
