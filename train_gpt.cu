@@ -471,6 +471,7 @@ static void start(Run *r, int argc, char **argv) {
         check_output("export-model", r->o.export_model);  // may lie in the folder of --out
         check_output("trace", r->o.trace);
     }
+    if (r->ranks.launcher == ranks_launcher_mpi) r->watchdog.parent = getppid();
 #ifdef DEVICE_CPU
     watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
 #else
@@ -845,6 +846,7 @@ int main(int argc, char **argv) {
 #endif
     keep_standard_files();
     signal(SIGXFSZ, SIG_IGN);  // a write beyond the limit (ulimit -f) fails and is reported as such
+    signal(SIGPIPE, SIG_IGN);  // so does one to a reader that has gone, as in `| head`
     static Run run;
     start(&run, argc, argv);
     train(&run);

@@ -1,7 +1,7 @@
 // lib/watchdog.h: ends a job that has gone silent. A thread looks whether the main thread has shown
 // progress (process_alive) within the time limit; if not, it says where the rank stands and takes
-// all ranks down. The limit counts the thread's own pauses, not a clock: a job that is stopped for
-// an hour and continued has lost no time.
+// all ranks down. It also ends a rank whose launcher has been killed. The limit counts the thread's
+// own pauses, not a clock: a job that is stopped for an hour and continued has lost no time.
 #pragma once
 
 #include "die.h"
@@ -10,10 +10,24 @@
 #include <time.h>
 
 typedef struct {
+    pid_t parent;                          // the launcher, without which the rank ends; 0: none
     int limit;                             // seconds
     void (*describe)(char *text, size_t);  // adds what this rank is waiting for; may be NULL
     pthread_t thread;
 } Watchdog;
+
+// The launcher has been killed: nobody will end this rank, or remove the shared memory of the job.
+NORETURN static inline void watchdog_end_orphan(void) {
+    char line[4096];
+    FILE *maps = fopen("/proc/self/maps", "r");
+    while (maps && fgets(line, sizeof line, maps)) {
+        char *path = strstr(line, "/dev/shm/");
+        line[strcspn(line, "\n")] = 0;
+        if (path) unlink(path);
+    }
+    die_hook = NULL;  // it asks the launcher
+    die("the process that has started this rank has ended");
+}
 
 static inline void *watchdog_thread(void *argument) {
     enum { PAUSES_A_SECOND = 5 };
@@ -22,6 +36,7 @@ static inline void *watchdog_thread(void *argument) {
     for (long idle = 0;;) {  // pauses since the last sign
         struct timespec pause = {0, 1000 * 1000 * 1000 / PAUSES_A_SECOND};
         if (nanosleep(&pause, NULL) != 0) continue;  // a signal has cut it short
+        if (w->parent && getppid() != w->parent) watchdog_end_orphan();
         unsigned long signs = __atomic_load_n(&process.signs, __ATOMIC_RELAXED);
         idle = signs == seen ? idle + 1 : 0;
         seen = signs;

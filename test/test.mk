@@ -8,11 +8,11 @@ TEST_PACKAGES = g++ make libjansson-dev libxxhash-dev libdnnl-dev openmpi-bin li
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
 TESTS = $(T)/test_lib $(T)/test_machine $(T)/test_roofline $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_skip $(T)/test_parity \
-        $(T)/test_hugging_face $(T)/test_program $(T)/test_resume $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
+        $(T)/test_hugging_face $(T)/test_program $(T)/test_resume $(T)/test_faults $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20
 
-.PHONY: test test-build test-run emulate-fuzz
+.PHONY: test test-build test-run emulate-fuzz test-faults
 # In steps, so that what the first installs is found by the second; builds side by side, tests one by one, as many of
 # them run several ranks.
 test:
@@ -30,6 +30,10 @@ ifdef EMULATOR_HERE
 else
 	@echo "skipped: the emulator's and the kernels' tests, which need the CUDA toolkit's headers in $(CUDA_HOME)/include"
 endif
+
+# Processes killed 200 times, at random moments.
+test-faults: train_gpt $(T)/test_faults
+	FAULTS=200 $(T)/test_faults
 
 # Many schedules and orders of device threads, for an idle machine.
 emulate-fuzz: $(EMULATED) $(O)/train_gpt
@@ -57,7 +61,7 @@ $(T)/bad_disk.so: test/bad_disk.cpp | $(T)
 	$(CXX) -std=c++17 -O1 $(WARN) -shared -fPIC $< -o $@
 
 $(T)/test_nccl: $(O)/nccl.o
-$(T)/test_resume: $(T)/bad_disk.so
+$(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
 $(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
 $(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
 $(T)/test_emulated: CPU_FLAGS += -DEMULATED='"$(O)/emu"'

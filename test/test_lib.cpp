@@ -530,7 +530,7 @@ static void burn(double seconds) {
 }
 
 static void run_silent(const void *) {
-    Watchdog w;
+    Watchdog w = {};
     watchdog_start(&w, 1, [](char *text, size_t bytes) { snprintf(text, bytes, "in a test"); });
     sleep(20);
 }
@@ -543,7 +543,7 @@ static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) {
-        Watchdog w;
+        Watchdog w = {};
         watchdog_start(&w, 2, NULL);
         if (write(ends[1], "", 1) != 1) _exit(3);
         burn(0.4);  // stopped in here, and still busy when the watchdog looks again

@@ -262,14 +262,19 @@ static void ten_steps_without_a_gradient_end_the_run(void **) {
 
 // ---- errors that leave the state whole ---------------------------------------------------------
 
-static void a_full_stdout_ends_the_run_when_it_has_saved(void **) {
-    Outcome o = run("rm -rf %s/run; " RUN "--ranks 2 --out %s/run >/dev/full", folder, folder);
-    expect_status(&o, 1, "a full stdout");
-    expect_words(o.err, "cannot write to stdout: No space left on device (the state is saved in ",
-                 "stderr");
-    o = run(RUN "--out %s/run --resume auto", folder);
-    expect_status(&o, 0, "after a full stdout");
-    expect_same_runs("run", "ref0", "after a full stdout");
+static void a_stdout_that_takes_no_more_ends_the_run_when_it_has_saved(void **) {
+    static const char *const cases[][2] = {
+        {">/dev/full", "cannot write to stdout: No space left on device (the state is saved in "},
+        {"| head -n 1", "cannot write to stdout: Broken pipe (the state is saved in "}};
+    for (auto &c : cases) {
+        Outcome o = run("rm -rf %s/run; " RUN "--ranks 2 --out %s/run %s; exit \\${PIPESTATUS[0]}",
+                        folder, folder, c[0]);
+        expect_status(&o, 1, c[0]);
+        expect_words(o.err, c[1], c[0]);
+        o = run(RUN "--out %s/run --resume auto", folder);
+        expect_status(&o, 0, c[0]);
+        expect_same_runs("run", "ref0", c[0]);
+    }
 }
 
 // The file ends after four bytes while the run goes on.
@@ -460,7 +465,7 @@ int main(void) {
         cmocka_unit_test(a_second_signal_ends_a_run_that_is_still_saving),
         cmocka_unit_test(outliers_are_left_out_also_by_a_run_that_goes_on),
         cmocka_unit_test(ten_steps_without_a_gradient_end_the_run),
-        cmocka_unit_test(a_full_stdout_ends_the_run_when_it_has_saved),
+        cmocka_unit_test(a_stdout_that_takes_no_more_ends_the_run_when_it_has_saved),
         cmocka_unit_test(data_that_are_cut_short_end_the_run_when_it_has_saved),
         cmocka_unit_test(reads_that_fail_for_a_while_are_tried_again),
         cmocka_unit_test(reads_that_fail_for_good_name_the_file),
