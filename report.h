@@ -34,6 +34,7 @@ typedef struct {
     const DataLoader *train, *val;  // no samples: no data
     const Buffers *buffers;
     const char *code, *device;
+    const char *products;  // how bf16 matrices are multiplied; NULL: there is one way only
     double bytes_per_parameter;
     double peak;  // flops a second of one rank's device, 0: unknown
     int micro_steps;
@@ -100,7 +101,9 @@ static void report_start(const StartTable *t) {
     option_print_value(t->options, option_find("shard"), shard, sizeof shard);
     printf("model            %s: L=%d C=%d NH=%d T=%d V=%d (padded %d), %zu parameters\n",
            t->options->model, m->L, m->C, m->NH, m->T, m->V, m->Vp, model_parameters(m));
-    printf("code             %s%s%s\n", t->code, t->device[0] ? " on " : "", t->device);
+    printf("code             %s%s%s", t->code, t->device[0] ? " on " : "", t->device);
+    if (t->products) printf(", products %s", t->products);
+    printf("\n");
     printf("ranks            %d (%s), %d on this node", ranks->world, ranks->launcher,
            ranks->local_world);
     if (t->threads->n) printf(", %d threads each (%s)", t->threads->n, t->threads->why);

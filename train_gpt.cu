@@ -14,6 +14,7 @@
 
 #ifdef DEVICE_CPU
 #include "cpu/host.h"
+#include "cpu/products.h"
 #endif
 
 #define SKIPS_IN_A_ROW 10  // updates with a non-finite gradient until the run is given up
@@ -83,8 +84,17 @@ static const GptCode *choose_code(bool bf16) {
                                 {&gpt_bf16_generic, &gpt_bf16_avx2, &gpt_bf16_avx512}};
     return all[bf16][level];
 }
+// NULL: there is one way only.
+static const char *choose_products(const Run *r) {
+    const bool bf16 = options_dtypes(&r->o).gather == DTYPE_BF16;
+    return bf16 ? products_name(products_of_bf16()) : NULL;
+}
 #else
 extern const GptCode gpt_fp32, gpt_bf16;
+
+static const char *choose_products(const Run *) {
+    return NULL;
+}
 
 static const GptCode *choose_code(bool bf16) {
     return bf16 ? &gpt_bf16 : &gpt_fp32;
@@ -342,7 +352,7 @@ static void print_start(const Run *r) {
     t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks;
     t.train = &r->train, t.val = &r->val;
     t.buffers = r->code->buffers(r->gpt), t.code = r->code->name, t.device = r->device;
-    t.threads = &r->threads;
+    t.threads = &r->threads, t.products = choose_products(r);
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
     report_start(&t);
@@ -424,7 +434,9 @@ static void check_agreement(Run *r) {
     FILE *f = open_memstream(&text, &bytes);
     if (!f) die("out of memory for the options");
     fprintf(f, "the program\t%s of %016" PRIx64 "\n", VERSION, program_checksum());
-    fprintf(f, "the code\t%s\n", r->code->name);
+    const char *products = choose_products(r);
+    fprintf(f, "the code\t%s%s%s\n", r->code->name, products ? ", products " : "",
+            products ? products : "");
     for (int i = 0; i < OPTION_ROWS; i++) {
         if (option_table[i].kind == KIND_GROUP) continue;
         option_print_value(&r->o, &option_table[i], value, sizeof value);

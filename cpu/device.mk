@@ -11,6 +11,11 @@ else
 PRODUCTS = CBLAS (install libdnnl-dev for faster ones)
 PRODUCT_FLAGS = -DUSE_CBLAS
 PRODUCT_LIBS = -lopenblas
+# Said before a minute of compiling, but not by targets that install what is missing or build nothing.
+HAS_CBLAS := $(shell echo 'int main() {}' | $(CXX) -include cblas.h -x c++ - -lopenblas -o /dev/null >/dev/null 2>&1 && echo 1)
+ifeq ($(HAS_CBLAS)$(filter test clean check-%,$(MAKECMDGOALS)),)
+$(error matrix products need a library: install libdnnl-dev (oneDNN), or libopenblas-dev (CBLAS))
+endif
 endif
 
 CPU_FLAGS = -std=c++17 -O3 -g -fno-math-errno -fno-trapping-math -fopenmp $(WARN) -DDEVICE_CPU $(PRODUCT_FLAGS) -I. \

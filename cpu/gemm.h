@@ -9,6 +9,7 @@
 // (b[k][j], b[k+1][j]). Columns beyond n, and rows up to packed_rows(k), are zero.
 #pragma once
 
+#include "products.h"
 #include "workspace.h"
 
 #if defined(USE_ONEDNN)
@@ -282,8 +283,7 @@ static void gemm_planned(const Product *p, int thread, Room room, const floatX *
 // Whether this processor's kernel for a matrix product is the one B is packed for.
 static bool gemm_has_packed_kernel(void) {
     const Product p = {BLOCK, BLOCK, BLOCK, false};
-    const int isa = dnnl_get_effective_cpu_isa(), bf16_isa = dnnl_cpu_isa_avx512_core_bf16;
-    if (sizeof(floatX) == 2 && (isa & bf16_isa) != bf16_isa) return false;
+    if (sizeof(floatX) == 2 && products_of_bf16() == PRODUCTS_WIDENED) return false;
     MatrixDesc d[3];
     desc_create_product(d, &p, sizeof(floatX) == 2 ? dnnl_bf16 : dnnl_f32);
     dnnl_primitive_desc_t pd = plan_describe(d, false, false);

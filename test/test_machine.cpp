@@ -222,6 +222,22 @@ static void threads_that_wait_poll_shortly_unless_the_user_has_a_policy(void **)
     }
 }
 
+// In every form the losses are those of fp32 as far as bf16 goes, and its name is in the table.
+static void products_of_bf16_can_be_widened(void **) {
+    static const char *const forms[] = {"native", "widened"};
+    for (const char *form : forms) {
+        Outcome o = run("FSDP_PRODUCTS=%s " PROGRAM " " TINY "--steps 1 --precision bf16", form);
+        double loss = 0;
+        char *at = strstr(o.text, "loss ");
+        if (at) sscanf(at, "loss %lf", &loss);
+        if (!(loss > 3.6197 - 0.02 && loss < 3.6197 + 0.02)) fail_msg("%s: %s", form, o.text);
+        expect_text(o, !strcmp(form, "widened") ? "products widened to fp32" : "products ");
+    }
+    Outcome o = run("FSDP_PRODUCTS=fast " PROGRAM " " TINY "--steps 1 --precision bf16");
+    expect_text(o, "FSDP_PRODUCTS=fast: expected native or widened");
+    assert_int_equal(o.code, 1);
+}
+
 // ---- control groups ----------------------------------------------------------------------------
 
 // Runs a command in a new group with a limit on cpu (hundredths of a core) or memory (MiB), version
@@ -392,6 +408,7 @@ int main(void) {
         cmocka_unit_test(idle_cores_of_mpirun_are_named),
         cmocka_unit_test(a_rank_that_waits_for_another_leaves_its_core_to_others),
         cmocka_unit_test(threads_that_wait_poll_shortly_unless_the_user_has_a_policy),
+        cmocka_unit_test(products_of_bf16_can_be_widened),
         cmocka_unit_test(a_processor_quota_limits_the_threads),
         cmocka_unit_test(a_memory_limit_is_named_before_the_start),
         cmocka_unit_test(a_rank_ended_for_want_of_memory_gets_the_reason),
