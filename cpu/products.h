@@ -1,4 +1,4 @@
-// cpu/products.h: how this processor multiplies bf16 matrices fastest. A matter of what it is, never
+// cpu/products.h: how this processor multiplies bf16 matrices fastest. A matter of what it is, not
 // of a measurement, so that it cannot change from run to run:
 //   AMX tiles where they are usable; else vdpbf16ps, except on Intel's processors, which have it at
 //   half the rate of fp32 multiply-adds (Cooper Lake, the first, is built for it); else operands
