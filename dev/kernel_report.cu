@@ -35,9 +35,9 @@ typedef struct {
     int recompute;
 } Shape;
 static const Shape shapes[] = {{"124M", "gpt2:d12", 64, 1024, 8, 524288, RECOMPUTE_NONE},
-                               {"1558M", "gpt2:d48", 16, 1024, 8, 524288, RECOMPUTE_GELU},
+                               {"1558M", "gpt2:d48", 16, 1024, 8, 524288, RECOMPUTE_NONE},
                                {"13B", "gpt3:c5120", 4, 2048, 64, 2097152, RECOMPUTE_NORM},
-                               {"175B", "gpt3:c12288", 1, 2048, 256, 3145728, RECOMPUTE_LAYER}};
+                               {"175B", "gpt3:c12288", 3, 2048, 256, 3145728, RECOMPUTE_LAYER}};
 
 static const Shape *shape_named(const char *size) {
     for (const Shape &s : shapes)
@@ -55,7 +55,7 @@ static GptConfig step_config(const Shape *s) {
     GptConfig c = {};
     c.model = model_parse(s->model);
     model_set_vocab(&c.model, 50257);
-    c.B = s->B, c.T = s->T, c.logits_rows = 512;
+    c.B = s->B, c.T = s->T, c.logits_rows = 16384;
     c.unit = UNIT_LAYER, c.recompute = s->recompute;
     FsdpConfig *f = &c.fsdp;
     f->world = f->K = s->ranks;

@@ -11,15 +11,19 @@
 
 #include "common.cuh"
 
-#define LOG2E 1.4426950408889634f
-
-// What the kernels of the backward read and write; D (B,NH,T) as lse.
+// What the kernels of the backward read and write. rows (B,NH,pitch): of each query lse in units of
+// log 2, and D; behind T infinity, which makes P zero, and 0.
 typedef struct {
     floatX *dqkv;
     const floatX *dout, *qkv;
-    const float *lse, *D;
+    const float2 *rows;
     int T, NH, HS;
 } AttentionGradient;
+
+// Rows of a head: whole tiles.
+__host__ __device__ static inline int attention_pitch(int T) {
+    return (T + 63) / 64 * 64;
+}
 
 // Where a block works: its tile of rows and its (batch, head); token is the first of the sequence.
 typedef struct {
@@ -27,12 +31,14 @@ typedef struct {
     size_t bh, token, column;  // column: of the head in a row of C
 } HeadPlace;
 
+// Divisions of 32 bits: those of 64 are long. There are as many heads as blocks at most.
 __device__ static inline HeadPlace head_place(int tiles, int T, int NH, int HS) {
     HeadPlace h;
-    h.tile = (int)(blockIdx.x % (unsigned)tiles);
-    h.bh = blockIdx.x / (unsigned)tiles;
-    h.token = h.bh / (size_t)NH * (size_t)T;
-    h.column = h.bh % (size_t)NH * (size_t)HS;
+    unsigned bh = blockIdx.x / (unsigned)tiles, batch = bh / (unsigned)NH;
+    h.tile = (int)(blockIdx.x - bh * (unsigned)tiles);
+    h.bh = bh;
+    h.token = (size_t)batch * (size_t)T;
+    h.column = (size_t)(bh - batch * (unsigned)NH) * (size_t)HS;
     return h;
 }
 
@@ -41,25 +47,45 @@ __device__ static inline HeadPlace head_place(int tiles, int T, int NH, int HS) 
 #include "attention_tensor.cuh"
 #endif
 
-#define DOT_THREADS 256
+#define ROWS_THREADS 256
 
-// D (B,NH,T): dot products of the rows of dout and out, which are (B,T,NH,HS). A warp a row.
-__global__ static void attention_dot_kernel(float *D, const floatX *dout, const floatX *out,
-                                            size_t rows, int T, int NH, int HS) {
-    size_t row = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) / WARP;
-    int lane = (int)threadIdx.x % WARP;
-    if (row >= rows) return;
-    const floatX *a = dout + row * (size_t)HS, *b = out + row * (size_t)HS;
-    float sum = 0;
-    for (int i = lane; i < HS; i += WARP) sum += to_float(a[i]) * to_float(b[i]);
-    sum = warp_sum(sum);
-    size_t head = row % (size_t)NH, t = row / (size_t)NH % (size_t)T,
-           batch = row / (size_t)NH / (size_t)T;
-    if (lane == 0) D[(batch * (size_t)NH + head) * (size_t)T + t] = sum;
+// rows of AttentionGradient from lse and the dot products of the rows of dout and out, which are
+// (B,T,NH,HS). `lanes`, a power of 2, share a row, P elements at a time; a block's rows are of one
+// head.
+template <int P>
+__global__ static void attention_rows_kernel(float2 *rows, const float *lse, const floatX *dout,
+                                             const floatX *out, int tiles, int T, int NH, int HS,
+                                             int lanes) {
+    HeadPlace h = head_place(tiles, T, NH, HS);
+    int lane = (int)threadIdx.x & (lanes - 1), pitch = attention_pitch(T),
+        t = h.tile * (ROWS_THREADS / lanes) + (int)threadIdx.x / lanes;
+    size_t at = (h.token + (size_t)t) * (size_t)(NH * HS) + h.column;
+    float2 row = {INFINITY, 0};
+    if (t < T) {
+        if (lane == 0) row.x = lse[h.bh * (size_t)T + (size_t)t] * LOG2E;
+        for (int c = lane * P; c < HS; c += lanes * P) {
+            Items<P> a = load_items<P>(dout + at + c), b = load_items<P>(out + at + c);
+            for (int k = 0; k < P; k++) row.y += to_float(a.x[k]) * to_float(b.x[k]);
+        }
+    }
+    for (int offset = lanes / 2; offset > 0; offset /= 2)
+        row.y += __shfl_xor_sync(FULL_MASK, row.y, offset);
+    if (lane == 0 && t < pitch) rows[h.bh * (size_t)pitch + (size_t)t] = row;
 }
 
 static size_t attention_workspace_bytes(const OpsDims *d) {
-    return (size_t)d->B * (size_t)d->T * (size_t)d->NH * sizeof(float);
+    return (size_t)d->B * (size_t)d->NH * (size_t)attention_pitch(d->T) * sizeof(float2);
+}
+
+template <int P>
+static void attention_rows(float2 *rows, const float *lse, const floatX *dout, const floatX *out,
+                           size_t heads, int T, int NH, int HS, cudaStream_t stream) {
+    int lanes = 1;
+    while (lanes < WARP && lanes * P < HS) lanes *= 2;
+    unsigned tiles = blocks_for((size_t)attention_pitch(T), (size_t)(ROWS_THREADS / lanes));
+    attention_rows_kernel<P><<<(unsigned)(tiles * heads), ROWS_THREADS, 0, stream>>>(
+        rows, lse, dout, out, (int)tiles, T, NH, HS, lanes);
+    launchCheck();
 }
 
 static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C,
@@ -78,14 +104,17 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,
                                cudaStream_t stream) {
-    size_t rows = (size_t)B * (size_t)T * (size_t)NH, heads = (size_t)B * (size_t)NH;
-    float *D = (float *)workspace_take(rows * sizeof(float), "attention_backward");
-    AttentionGradient g = {dqkv, dout, qkv, lse, D, T, NH, C / NH};
-    attention_dot_kernel<<<blocks_for(rows, DOT_THREADS / WARP), DOT_THREADS, 0, stream>>>(
-        D, dout, out, rows, T, NH, g.HS);
-    launchCheck();
+    size_t heads = (size_t)B * (size_t)NH;
+    int HS = C / NH;
+    float2 *rows = (float2 *)workspace_take(heads * (size_t)attention_pitch(T) * sizeof(float2),
+                                            "attention_backward");
+    AttentionGradient g = {dqkv, dout, qkv, rows, T, NH, HS};
+    if (HS % Pack<floatX>::size == 0 && aligned16(dout) && aligned16(out))
+        attention_rows<Pack<floatX>::size>(rows, lse, dout, out, heads, T, NH, HS, stream);
+    else
+        attention_rows<1>(rows, lse, dout, out, heads, T, NH, HS, stream);
 #if PRECISION_BF16
-    if (tensor_cores_can(g.HS, qkv, dout, dqkv)) {
+    if (tensor_cores_can(HS, qkv, dout, dqkv)) {
         attention_backward_tensor(&g, heads, stream);
         return;
     }

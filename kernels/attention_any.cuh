@@ -183,7 +183,7 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
     int x = (int)threadIdx.x % 16 * 4, y = (int)threadIdx.x / 16 * 4;
     size_t C = (size_t)g.NH * (size_t)HS, ld = 3 * C, at = h.token * ld + h.column;
     const floatX *q = g.qkv + at, *k = q + C, *v = k + C, *dout = g.dout + h.token * C + h.column;
-    const float *lse = g.lse + h.bh * (size_t)T, *D = g.D + h.bh * (size_t)T;
+    const float2 *rows = g.rows + h.bh * (size_t)attention_pitch(T);
     float scale = 1.0f / sqrtf((float)HS), acc[4][NC] = {}, dv[4][KEYS ? NC : 1] = {};
     for (int t = KEYS ? tile : 0, end = KEYS ? tiles : tile + 1; t < end; t++) {
         int col0 = t * ANY_TILE;
@@ -196,10 +196,10 @@ __global__ static void __launch_bounds__(ANY_THREADS, NC == 4 ? 2 : 1)
             UNROLL for (int j = 0; j < 4; j++) {
                 int query = KEYS ? col0 + x + j : row0 + y + i,
                     key = KEYS ? row0 + y + i : col0 + x + j;
-                bool seen = key <= query && query < T;
-                float p = seen ? exp2f((s[i][j] * scale - lse[query]) * LOG2E) : 0.0f;
+                float2 r = rows[query];
+                float p = key <= query ? exp2f(s[i][j] * scale * LOG2E - r.x) : 0.0f;
                 s[i][j] = p;
-                dp[i][j] = seen ? p * (dp[i][j] - D[query]) : 0.0f;
+                dp[i][j] = p * (dp[i][j] - r.y);
             }
         }
         if (KEYS) any_store_scores(room.p, s);

@@ -43,7 +43,7 @@ __device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, size_t ld
     int left = col < HS ? T - row0 - row : 0;
     bf16 *to = tile + tile_place<HSP>(row, col);
     UNROLL_2 for (int i = 0; i < ROWS; i += STEP) {
-        cp_async_16(to + i * HSP, i < left ? from : head, i < left);
+        cp_async_16(to + i * HSP, from, i < left);
         from += STEP * ld;
     }
 }
@@ -140,15 +140,15 @@ template <int HSP, int COLS>
 __device__ static inline void softmax_step(Softmax *state, float s[][4], float acc[][4],
                                            float scale) {
     UNROLL for (int half = 0; half < 2; half++) {
-        float most = state->max[half], total = 0;
+        float most = -INFINITY, total = 0;
         UNROLL for (int n = 0; n < COLS / 8; n++) most =
-            fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]) * scale);
-        most = quad_max(most);
+            fmaxf(most, fmaxf(s[n][2 * half], s[n][2 * half + 1]));
+        most = fmaxf(state->max[half], quad_max(most) * scale);
         UNROLL for (int n = 0; n < COLS / 8; n++) {
             UNROLL for (int e = 2 * half; e < 2 * half + 2; e++) total += s[n][e] =
-                exp2f(s[n][e] * scale - most);
+                exp2_approx(fmaf(s[n][e], scale, -most));
         }
-        float shrink = exp2f(state->max[half] - most);
+        float shrink = exp2_approx(state->max[half] - most);
         state->sum[half] = state->sum[half] * shrink + total;
         state->max[half] = most;
         UNROLL for (int n = 0; n < HSP / 8; n++) {
@@ -167,8 +167,18 @@ __device__ static inline int score_col(int n, int e) {
     return n * 8 + (int)threadIdx.x % 4 * 2 + e % 2;
 }
 
+// Hides the scores of keys behind their query, in a tile on the diagonal. ahead: row0 - col0.
+template <int COLS, bool KEYS> __device__ static inline void hide_scores(float s[][4], int ahead) {
+    UNROLL for (int n = 0; n < COLS / 8; n++) {
+        UNROLL for (int e = 0; e < 4; e++) {
+            int less = ahead + score_row(e) - score_col(n, e);
+            if (KEYS ? less > 0 : less < 0) s[n][e] = -INFINITY;
+        }
+    }
+}
+
 template <int HSP>
-__global__ static void __launch_bounds__(TENSOR_THREADS)
+__global__ static void __launch_bounds__(TENSOR_THREADS, HSP == 64 ? 4 : 2)
     attention_forward_tensor_kernel(bf16 *out, float *lse, const bf16 *qkv, int T, int NH, int HS) {
     extern __shared__ uint4 attention_shared[];
     const int COLS = 64, TILE = COLS * HSP;
@@ -200,12 +210,7 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
         }
         float s[COLS / 8][4] = {};
         UNROLL for (int i = 0; i < HSP / 16; i++) add_rows_by_rows<HSP, COLS>(s, a[i], kt, i * 16);
-        if (t == tile) {
-            UNROLL for (int n = 0; n < COLS / 8; n++) {
-                UNROLL for (int e = 0; e < 4; e++) if (score_col(n, e) > score_row(e)) s[n][e] =
-                    -INFINITY;
-            }
-        }
+        if (t == tile) hide_scores<COLS, false>(s, 0);
         softmax_step<HSP, COLS>(&state, s, acc, scale);
         add_scores_by_rows<HSP, COLS>(acc, s, vt);
         __syncthreads();  // before the next copy into this tile
@@ -222,41 +227,45 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
                     T - row0, HS);
 }
 
-// Scores and dP of the lane to P and dP * scale less: s = P, dp = P (dP - D). KEYS as below; lse
-// and D are those of the lane's two rows, or NULL: they are read for its columns. Rows or columns
-// from T on have P = 0.
+// Scores and dP of the lane to P and dS without its scale: s = P, dp = P (dP - D). `rows` has lse
+// and D of the queries: of the lane's two rows, or KEYS of all columns.
 template <int COLS, bool KEYS>
-__device__ static inline void
-score_gradients(float s[][4], float dp[][4], const AttentionGradient *g, size_t first,
-                const float row_lse[2], const float row_D[2], int row0, int col0, float scale) {
+__device__ static inline void score_gradients(float s[][4], float dp[][4], const float2 *rows,
+                                              float scale) {
     UNROLL for (int n = 0; n < COLS / 8; n++) {
+        const float2 *of = KEYS ? rows + score_col(n, 0) : rows;
+        Items<2, float2> two = load_items<2>(of);
         UNROLL for (int e = 0; e < 4; e++) {
-            int row = row0 + score_row(e), col = col0 + score_col(n, e), query = KEYS ? col : row;
-            bool seen = KEYS ? row <= col && col < g->T : col <= row && row < g->T;
-            float lse = KEYS ? (seen ? g->lse[first + (size_t)query] : 0.0f) : row_lse[e / 2];
-            float D = KEYS ? (seen ? g->D[first + (size_t)query] : 0.0f) : row_D[e / 2];
-            float p = seen ? exp2f(s[n][e] * scale - lse * LOG2E) : 0.0f;
+            float2 row = two.x[KEYS ? e % 2 : e / 2];
+            float p = exp2_approx(fmaf(s[n][e], scale, -row.x));
             s[n][e] = p;
-            dp[n][e] = p * (dp[n][e] - D);
+            dp[n][e] = p * (dp[n][e] - row.y);
         }
     }
 }
 
+// Starts the copy of lse and D of COLS queries.
+template <int COLS> __device__ static inline void fetch_queries(float2 *to, const float2 *from) {
+    int at = (int)threadIdx.x * 2;
+    if (at < COLS) cp_async_16(to + at, from + at, true);
+}
+
 // KEYS: rows are keys, acc is dK, and dV is made too. Else rows are queries and acc is dQ.
 template <int HSP, int COLS, bool KEYS>
-__global__ static void __launch_bounds__(TENSOR_THREADS)
+__global__ static void __launch_bounds__(TENSOR_THREADS, HSP == 64 ? 3 : 2)
     attention_backward_tensor_kernel(AttentionGradient g) {
     extern __shared__ uint4 attention_shared[];
     const int ROWS_TILE = TENSOR_ROWS * HSP, TILE = COLS * HSP;
     bf16 *r1 = (bf16 *)attention_shared, *r2 = r1 + ROWS_TILE, *c1 = r2 + ROWS_TILE,
          *c2 = c1 + 2 * TILE;
+    float2 *queries = (float2 *)(c2 + 2 * TILE);  // (2, COLS): rows of g for the columns, with KEYS
     const int T = g.T, HS = g.HS, tiles = (T + TENSOR_ROWS - 1) / TENSOR_ROWS;
     HeadPlace h = head_place(tiles, T, g.NH, HS);
     int row0 = (KEYS ? h.tile : tiles - 1 - h.tile) * TENSOR_ROWS,
         warp_row = (int)threadIdx.x / WARP * 16;
-    size_t C = (size_t)g.NH * (size_t)HS, ld = 3 * C, at = h.token * ld + h.column,
-           first = h.bh * (size_t)T;
+    size_t C = (size_t)g.NH * (size_t)HS, ld = 3 * C, at = h.token * ld + h.column;
     const bf16 *q = g.qkv + at, *k = q + C, *v = k + C, *dout = g.dout + h.token * C + h.column;
+    const float2 *rows = g.rows + h.bh * (size_t)attention_pitch(T);
     int t = KEYS ? row0 / COLS : 0;
     const int end = KEYS ? (T + COLS - 1) / COLS
                          : ((row0 + TENSOR_ROWS < T ? row0 + TENSOR_ROWS : T) + COLS - 1) / COLS;
@@ -264,19 +273,18 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
     tile_fetch<HSP, TENSOR_ROWS>(r2, KEYS ? v : dout, KEYS ? ld : C, row0, T, HS);
     tile_fetch<HSP, COLS>(c1 + t % 2 * TILE, KEYS ? q : k, ld, t * COLS, T, HS);
     tile_fetch<HSP, COLS>(c2 + t % 2 * TILE, KEYS ? dout : v, KEYS ? C : ld, t * COLS, T, HS);
+    if (KEYS) fetch_queries<COLS>(queries + t % 2 * COLS, rows + t * COLS);
     cp_async_commit();
     float acc[HSP / 8][4] = {}, dv[KEYS ? HSP / 8 : 1][4] = {}, scale = 1.0f / sqrtf((float)HS);
-    float lse[2] = {}, D[2] = {};
-    for (int half = 0; !KEYS && half < 2; half++) {
-        size_t query = (size_t)(row0 + score_row(2 * half));
-        if (query < (size_t)T) lse[half] = g.lse[first + query], D[half] = g.D[first + query];
-    }
+    float2 own[2] = {};
+    for (int half = 0; !KEYS && half < 2; half++) own[half] = rows[row0 + score_row(2 * half)];
     for (; t < end; t++) {
         bf16 *c1t = c1 + t % 2 * TILE, *c2t = c2 + t % 2 * TILE;
         if (t + 1 < end) {
             tile_fetch<HSP, COLS>(c1 + (t + 1) % 2 * TILE, KEYS ? q : k, ld, (t + 1) * COLS, T, HS);
             tile_fetch<HSP, COLS>(c2 + (t + 1) % 2 * TILE, KEYS ? dout : v, KEYS ? C : ld,
                                   (t + 1) * COLS, T, HS);
+            if (KEYS) fetch_queries<COLS>(queries + (t + 1) % 2 * COLS, rows + (t + 1) * COLS);
         }
         cp_async_commit();
         cp_async_wait<1>();
@@ -289,7 +297,9 @@ __global__ static void __launch_bounds__(TENSOR_THREADS)
             load_a<HSP>(a, r2, warp_row, i);
             add_rows_by_rows<HSP, COLS>(dp, a, c2t, i);
         }
-        score_gradients<COLS, KEYS>(s, dp, &g, first, lse, D, row0, t * COLS, scale * LOG2E);
+        int ahead = row0 - t * COLS;
+        if (KEYS ? ahead + TENSOR_ROWS > 0 : ahead < COLS) hide_scores<COLS, KEYS>(s, ahead);
+        score_gradients<COLS, KEYS>(s, dp, KEYS ? queries + t % 2 * COLS : own, scale * LOG2E);
         if (KEYS) add_scores_by_rows<HSP, COLS>(dv, s, c2t);
         add_scores_by_rows<HSP, COLS>(acc, dp, c1t);
         SEEDED_SYNC(2);  // before the next copy into this tile
@@ -321,7 +331,8 @@ static void forward_tensor_launch(bf16 *out, float *lse, const bf16 *qkv, size_t
 
 template <int HSP, int COLS, bool KEYS>
 static void backward_tensor_launch(const AttentionGradient *g, size_t heads, cudaStream_t stream) {
-    size_t bytes = (2 * (size_t)TENSOR_ROWS + 4 * (size_t)COLS) * HSP * sizeof(bf16);
+    size_t bytes = (2 * (size_t)TENSOR_ROWS + 4 * (size_t)COLS) * HSP * sizeof(bf16) +
+                   (KEYS ? 2 * (size_t)COLS * sizeof(float2) : 0);
     allow_shared(attention_backward_tensor_kernel<HSP, COLS, KEYS>, bytes);
     unsigned blocks = (unsigned)((size_t)((g->T + TENSOR_ROWS - 1) / TENSOR_ROWS) * heads);
     attention_backward_tensor_kernel<HSP, COLS, KEYS>

@@ -4,8 +4,14 @@
 #pragma once
 
 #include "common.cuh"
+#include "ptx.cuh"
 
 #define CLASSIFIER_THREADS 512
+
+// e^x for x <= 0
+__device__ static inline float exp_of(float x) {
+    return exp2_approx(x * LOG2E);
+}
 
 // Elements of a row that a thread meets, P at a time; the tail of a row of any V is met one by one.
 template <int P>
@@ -23,15 +29,19 @@ __global__ static void classifier_kernel(floatX *logits, float *losses, const in
     float most = -INFINITY, sum = 0;
     for (int c = (int)threadIdx.x * P; c < V; c += (int)blockDim.x * P) {
         Items<P> v = load_items<P>(x + c);
-        for (int k = 0; k < P && c + k < V; k++) {
-            float z = to_float(v.x[k]);
-            if (z > most) sum *= expf(most - z), most = z;
-            sum += z == most ? 1.0f : expf(z - most);
+        float z[P], larger = most;
+        UNROLL for (int k = 0; k < P; k++) {
+            z[k] = c + k < V ? to_float(v.x[k]) : -INFINITY;
+            larger = fmaxf(larger, z[k]);
         }
+        float base = larger == -INFINITY ? 0.0f : larger;  // nothing but -infinity, or NaN, so far
+        sum *= exp_of(most - base);
+        UNROLL for (int k = 0; k < P; k++) sum += exp_of(z[k] - base);
+        most = larger;
     }
     // A thread without elements has sum 0; one that saw only NaN has no maximum, but a sum.
     float row_most = block_max(most, room);
-    sum = block_sum(sum == 0.0f ? 0.0f : sum * expf(most - row_most), room);
+    sum = block_sum(sum == 0.0f ? 0.0f : sum * exp_of(most - row_most), room);
     float at_target = to_float(x[target]), scale = 1.0f / sum;
     if (threadIdx.x == 0) losses[blockIdx.x] = logf(sum) + row_most - at_target;
     if (!write_dlogits) return;
@@ -39,7 +49,7 @@ __global__ static void classifier_kernel(floatX *logits, float *losses, const in
     for (int c = (int)threadIdx.x * P; c < ld; c += (int)blockDim.x * P) {
         Items<P> v = load_items<P>(x + c);
         for (int k = 0; k < P; k++) {
-            float p = c + k < V ? expf(to_float(v.x[k]) - row_most) * scale : 0.0f;
+            float p = c + k < V ? exp_of(to_float(v.x[k]) - row_most) * scale : 0.0f;
             store_float(&v.x[k], c + k == target ? p - 1.0f : p);
         }
         store_items<P>(x + c, v);

@@ -38,11 +38,27 @@ __device__ static inline void add_row(float *db, float *dw, const floatX *dout, 
     }
 }
 
+// A thread's P sums in a row of shared memory: four at a time, those of neighbours side by side.
+template <int P> __device__ static inline void columns_store(float *row, const float sums[P]) {
+    const int W = P < 4 ? P : 4;
+    for (int k = 0; k < P; k += W) {
+        Items<W, float> v;
+        for (int i = 0; i < W; i++) v.x[i] = sums[k + i];
+        store_items<W>(row + k * COLUMNS_X + (int)threadIdx.x * W, v);
+    }
+}
+
+// The column, counted from the block's first, of element i of such a row.
+template <int P> __device__ static inline int columns_at(int i) {
+    const int W = P < 4 ? P : 4;
+    return i % (COLUMNS_X * W) / W * P + i / (COLUMNS_X * W) * W + i % W;
+}
+
 // parts (chunks, 2, C): of each chunk the sums db, then dw.
 template <int P, bool NORM>
 __global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsNorm norm, int rows,
                                       int C) {
-    __shared__ float room[COLUMNS_Y][COLUMNS_X * P];
+    alignas(16) __shared__ float room[COLUMNS_Y][COLUMNS_X * P];
     int c = ((int)blockIdx.x * COLUMNS_X + (int)threadIdx.x) * P;
     int chunk = (rows + (int)gridDim.y - 1) / (int)gridDim.y, begin = (int)blockIdx.y * chunk;
     int end = begin + chunk < rows ? begin + chunk : rows;
@@ -50,15 +66,16 @@ __global__ static void columns_kernel(float *parts, const floatX *dout, ColumnsN
     if (c < C)
         for (int row = begin + (int)threadIdx.y; row < end; row += COLUMNS_Y)
             add_row<P, NORM>(sums[0], sums[1], dout, norm, row, (size_t)row * C + c);
+    int place = (int)(threadIdx.y * COLUMNS_X + threadIdx.x);
     for (int s = 0; s < (NORM ? 2 : 1); s++) {
-        for (int k = 0; k < P; k++) room[threadIdx.y][threadIdx.x * P + k] = sums[s][k];
+        columns_store<P>(room[threadIdx.y], sums[s]);
         SEEDED_SYNC(4);
-        if (threadIdx.y == 0 && c < C)
-            for (int k = 0; k < P; k++) {
-                float total = 0;
-                for (int y = 0; y < COLUMNS_Y; y++) total += room[y][threadIdx.x * P + k];
-                parts[((size_t)blockIdx.y * 2 + s) * C + c + k] = total;
-            }
+        for (int i = place; i < COLUMNS_X * P; i += COLUMNS_X * COLUMNS_Y) {
+            float total = 0;
+            for (int y = 0; y < COLUMNS_Y; y++) total += room[y][i];
+            int column = (int)blockIdx.x * COLUMNS_X * P + columns_at<P>(i);
+            if (column < C) parts[((size_t)blockIdx.y * 2 + s) * C + column] = total;
+        }
         __syncthreads();
     }
 }

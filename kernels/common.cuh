@@ -8,6 +8,7 @@
 
 #define WARP 32
 #define FULL_MASK 0xffffffffu
+#define LOG2E 1.4426950408889634f
 
 #ifdef EMULATOR
 #define UNROLL

@@ -1,4 +1,4 @@
-// ptx.cuh: the only inline PTX of the program: bf16 tensor-core multiply, ldmatrix and cp.async
+// ptx.cuh: the only inline PTX of the program: bf16 tensor-core multiply, ldmatrix, cp.async, ex2
 // (sm_80 and up). No arithmetic of its own. The emulator executes the same wrappers on the CPU.
 //
 // Fragments of mma.m16n8k16 (PTX ISA, "Matrix fragments for mma.m16n8k16"), g = lane / 4,
@@ -95,6 +95,18 @@ __device__ inline void cp_async_16(void *smem, const void *global, bool valid) {
     emu::cp_async(smem, global, 16, valid);
 #else
     (void)smem, (void)global, (void)valid;
+#endif
+}
+
+// 2^x to 2 units in the last place; what would be denormal is 0 (PTX ISA, ex2).
+__device__ inline float exp2_approx(float x) {
+#ifdef __CUDA_ARCH__
+    float y;
+    asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+    return y;
+#else
+    float y = exp2f(x);
+    return y < 1.17549435e-38f ? 0.0f : y;
 #endif
 }
 

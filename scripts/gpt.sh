@@ -12,14 +12,14 @@ table='
 124M     gpt2:d12      1024      8 64        524288   6e-4    none
 350M     gpt2:d24      1024      8 32        524288   3e-4    none
 774M     gpt2:d36      1024      8 16        524288   2.5e-4  none
-1558M    gpt2:d48      1024      8 16        524288   2e-4    gelu
+1558M    gpt2:d48      1024      8 16        524288   2e-4    none
 125M     gpt3:c768     2048      8 32        524288   6e-4    none
 760M     gpt3:c1536    2048      8  8        524288   2.5e-4  none
 1.3B     gpt3:c2048    2048      8  8       1048576   2e-4    gelu
 2.7B     gpt3:c2560    2048     16  8       1048576   1.6e-4  norm
 6.7B     gpt3:c4096    2048     32  4       2097152   1.2e-4  norm
 13B      gpt3:c5120    2048     64  4       2097152   1e-4    norm
-175B     gpt3:c12288   2048    256  1       3145728   6e-5    layer
+175B     gpt3:c12288   2048    256  3       3145728   6e-5    layer
 '
 sizes=$(awk 'NF {printf " %s", $1}' <<<"$table")
 size=${1:-}
@@ -48,7 +48,8 @@ done
 
 program=$(dirname "$0")/../train_gpt
 command=("$program" --model "$model" --batch "$batch" --tokens-per-step "$tokens" --lr "$lr" --warmup 700
-    --final-lr 0.1 --weight-decay 0.1 --recompute "$recompute" --precision bf16 --reduce fast)
+    --final-lr 0.1 --weight-decay 0.1 --recompute "$recompute" --precision bf16 --reduce fast
+    --logits-rows 16384)
 [ $dry = false ] || exec "${command[@]}" --ranks "$ranks" "$@"
 # Without standard input, which mpirun would read to its end: a loop that feeds this script goes on.
 exec ${LAUNCH:-mpirun -n "$ranks"} "${command[@]}" "$@" </dev/null

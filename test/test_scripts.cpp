@@ -30,7 +30,7 @@ static void options_behind_the_size_win_over_the_table(void **) {
     } cases[] = {
         {"175B --dry-run --recompute none --batch 2", "B 2 x T 2048 x 256 ranks"},
         {"175B --dry-run=1 --precision fp64-moments", "24.0 bytes a parameter / 256 ranks"},
-        {"175B --dry-run --ranks 4", "B 1 x T 2048 x 4 ranks x 384 micro-steps"},
+        {"175B --dry-run --ranks 4", "B 3 x T 2048 x 4 ranks x 128 micro-steps"},
         {"124M --ranks=64 --dry-run", "B 8 x T 1024 x 64 ranks x 1 micro-steps = 524288"},
         {"124M --dry-run --ranks 2 --config test/reference/tiny/options.cfg",
          "B 2 x T 7 x 2 ranks"},
