@@ -42,7 +42,11 @@ static void host_limit_polling(char **argv) {
     setenv("GOMP_SPINCOUNT", "2000", 1);  // some tens of microseconds
     const CoreMask cores = host_cores();
     sched_setaffinity(0, sizeof cores, (const cpu_set_t *)(const void *)&cores);
-    execv("/proc/self/exe", argv);  // if that cannot be, things work as well, but slower
+    char program[4096];  // its own path, and not /proc/self/exe: a process is named after it
+    ssize_t n = readlink("/proc/self/exe", program, sizeof program - 1);
+    if (n <= 0) return;
+    program[n] = 0;
+    execv(program, argv);  // if that cannot be, things work as well, but slower
 }
 
 // wanted: --threads, 0 = what OMP_NUM_THREADS says, else what fits the cores. ranks: of this node.

@@ -143,8 +143,9 @@ static void stop_a_rank(const char *launch, const char *signal, int which, int s
     char command[512], err[4096];
     snprintf(command, sizeof command,
              "set -f; %s --steps %d --batch 1 --timeout 2 " TINY
-             ">/dev/null 2>%s/stopped & pid=$!; sleep 1; "
-             "kill -%s `pgrep -P $pid -x train_gpt | sed -n %dp`; wait $pid",
+             ">/dev/null 2>%s/stopped & pid=$!; for i in `seq 100`; do sleep 0.1; "
+             "test `pgrep -P $pid -x train_gpt | wc -l` = 3 && break; done; sleep 1; "
+             "kill -%s `pgrep -P $pid -x train_gpt | sed -n %dp` || kill -KILL $pid; wait $pid",
              launch, steps, folder, signal, which);
     time_t began = time(NULL);
     int status = system(command);
