@@ -230,9 +230,9 @@ static void outliers_are_left_out_also_by_a_run_that_goes_on(void **) {
         !strstr(o.err, "an outlier; the update"))
         fail_msg("expected one outlier behind step 128, found: %s", o.err);
     o = run(
-        "a='" SHORT "--train %s/odd.txt %s --resume auto --out %s/run'; "
+        "a='" SHORT "--train %s/odd.txt %s --resume auto --out %s/parts'; "
         "\\$a --steps 90; \\$a --steps %d --ranks 2; \\$a --steps %d; \\$a --steps 300 --ranks 2; "
-        "cd %s/run; for f in model.bin moment_m.bin moment_v.bin; do "
+        "cd %s/parts; for f in model.bin moment_m.bin moment_v.bin; do "
         "cmp checkpoints/step_00000%d/\\$f checkpoints/step_00000%d/\\$f || exit 1; done; "
         "cmp main.log %s/whole/main.log && "
         "diff -r checkpoints/step_00000300 %s/whole/checkpoints/step_00000300",
