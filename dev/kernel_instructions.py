@@ -55,8 +55,14 @@ def tool(name):
 def disassemble(path):
     """{(mangled name, arch): [(address, predicate, opcode, operands)]}"""
     environment = dict(os.environ, PATH=os.path.dirname(tool('nvdisasm')) + ':' + os.environ['PATH'])
-    text = subprocess.run([tool('cuobjdump'), '-sass', path], capture_output=True, text=True, check=True,
-                          env=environment).stdout
+    command = ['timeout', '120', tool('cuobjdump'), '-sass', path]  # seconds: nvdisasm was seen to hang, once
+    for _ in range(3):
+        run = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+        if run.returncode == 0:
+            break
+    else:
+        sys.exit('%s: cuobjdump fails (%d): %s' % (path, run.returncode, run.stderr[-200:]))
+    text = run.stdout
     kernels, name, arch = {}, None, None
     for line in text.splitlines():
         if m := FUNCTION.match(line):
