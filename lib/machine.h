@@ -93,7 +93,7 @@ static inline double machine_read_field(const char *folder, const char *name, co
 // Is `word` one of the words of a list with commas?
 static inline bool machine_lists(const char *list, const char *word) {
     size_t length = strlen(word);
-    for (const char *p = list; (p = strstr(p, word)); p += length)
+    for (const char *p = list; (p = strstr(p, word)) != NULL; p += length)
         if ((p == list || p[-1] == ',') && (p[length] == ',' || !p[length])) return true;
     return false;
 }
