@@ -754,8 +754,8 @@ static double gpt_bytes_per_parameter(const Gpt *g) {
     return fsdp_bytes_per_parameter(&g->f);
 }
 
-static void gpt_trace_start(Gpt *g) {
-    timeline_start(&g->timeline, g->f.compute, g->f.gather, g->f.reduce);
+static void gpt_trace_start(Gpt *g, int64_t zero) {
+    timeline_start(&g->timeline, g->f.compute, g->f.gather, g->f.reduce, zero);
     g->f.timeline = &g->timeline;
 }
 

@@ -1,9 +1,14 @@
 // timeline.h: when each piece of work of a step ran on which stream, as a Chrome/Perfetto timeline.
 // Spans are pairs of events on the stream itself, so they show the device's time, not the host's.
+// Times are whole nanoseconds since one moment for all ranks: an event at the start says how the
+// device's clock stands to the host's.
 #pragma once
 
 #include "device.h"
+#include "lib/clock.h"
 #include "lib/files.h"
+
+#include <math.h>
 
 #define TIMELINE_STREAMS 3
 
@@ -17,17 +22,46 @@ typedef struct {
     cudaStream_t streams[TIMELINE_STREAMS];
     const char *stream_names[TIMELINE_STREAMS];
     cudaEvent_t origin;
+    int64_t origin_ns;  // from the moment that is 0 in the trace to the origin
     TimelineSpan *spans;
     int count, room;
     int open[TIMELINE_STREAMS];  // index of the stream's unfinished span, -1: none
 } Timeline;
 
+// The origin lies between two looks at the host's clock; of several tries the one where these are
+// closest.
+static void timeline_set_origin(Timeline *t, int64_t zero) {
+    enum { TRIES = 8 };
+    cudaEvent_t tries[TRIES];
+    int64_t closest = INT64_MAX;
+    int best = 0;
+    for (int i = 0; i < TRIES; i++) {
+        cudaEventCreate(&tries[i]);
+        int64_t before = clock_ns();
+        cudaEventRecord(tries[i], t->streams[0]);
+        cudaEventSynchronize(tries[i]);
+        int64_t window = clock_ns() - before;
+        if (window >= closest) continue;
+        closest = window, best = i;
+        t->origin_ns = before + window / 2 - zero;
+    }
+    t->origin = tries[best];
+    for (int i = 0; i < TRIES; i++)
+        if (i != best) cudaEventDestroy(tries[i]);
+}
+
+// zero: the moment of clock_ns() that is 0 in the trace.
 static void timeline_start(Timeline *t, cudaStream_t compute, cudaStream_t gather,
-                           cudaStream_t reduce) {
-    *t = (Timeline){
-        {compute, gather, reduce}, {"compute", "gather", "reduce"}, NULL, NULL, 0, 0, {-1, -1, -1}};
-    cudaEventCreate(&t->origin);
-    cudaEventRecord(t->origin, compute);
+                           cudaStream_t reduce, int64_t zero) {
+    *t = (Timeline){{compute, gather, reduce},
+                    {"compute", "gather", "reduce"},
+                    NULL,
+                    0,
+                    NULL,
+                    0,
+                    0,
+                    {-1, -1, -1}};
+    timeline_set_origin(t, zero);
 }
 
 static int timeline_stream(const Timeline *t, cudaStream_t stream) {
@@ -62,7 +96,14 @@ static void timeline_end(Timeline *t, cudaStream_t stream) {
     t->open[i] = -1;
 }
 
-// Writes the timeline of this rank and forgets the spans. The device must be idle.
+static long long timeline_ns(const Timeline *t, cudaEvent_t event) {
+    float ms = 0;
+    cudaEventElapsedTime(&ms, t->origin, event);
+    return t->origin_ns + llround(1e6 * (double)ms);
+}
+
+// Writes the timeline of this rank and forgets the spans. The device must be idle. The format's unit
+// is the microsecond: the nanoseconds are three digits behind the point.
 static void timeline_write(Timeline *t, const char *path, int rank) {
     FILE *f = fopen_check(path, "w");
     fprintf(f, "[\n");
@@ -73,12 +114,11 @@ static void timeline_write(Timeline *t, const char *path, int rank) {
                 rank, i, t->stream_names[i]);
     for (int i = 0; i < t->count; i++) {
         TimelineSpan *s = &t->spans[i];
-        float start = 0, length = 0;
-        cudaEventElapsedTime(&start, t->origin, s->begin);
-        cudaEventElapsedTime(&length, s->begin, s->end);
+        long long start = timeline_ns(t, s->begin), length = timeline_ns(t, s->end) - start;
         fprintf(f,
-                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%.3f,\"dur\":%.3f}%s\n",
-                s->name, rank, s->stream, 1e3 * (double)start, 1e3 * (double)length,
+                "{\"name\":\"%s\",\"ph\":\"X\",\"pid\":%d,\"tid\":%d,\"ts\":%lld.%03lld,"
+                "\"dur\":%lld.%03lld}%s\n",
+                s->name, rank, s->stream, start / 1000, start % 1000, length / 1000, length % 1000,
                 i + 1 < t->count ? "," : "");
         cudaEventDestroy(s->begin);
         cudaEventDestroy(s->end);

@@ -456,6 +456,15 @@ static void check_agreement(Run *r) {
     free(text);
 }
 
+static void start_watchdog(Run *r) {
+    if (r->ranks.launcher == ranks_launcher_mpi) r->watchdog.parent = getppid();
+#ifdef DEVICE_CPU
+    watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
+#else
+    watchdog_start(&r->watchdog, r->o.timeout, NULL);
+#endif
+}
+
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
@@ -465,7 +474,7 @@ static void start(Run *r, int argc, char **argv) {
     const Machine machine = machine_look("");
 #endif
     r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks, &machine);
-    if (!r->o.dry_run) start_device(r);
+    if (!r->o.dry_run) start_watchdog(r), start_device(r);
     plan_resume(r, argc, argv);
     plan_model(r);
     plan_steps(r);
@@ -483,12 +492,6 @@ static void start(Run *r, int argc, char **argv) {
         check_output("export-model", r->o.export_model);  // may lie in the folder of --out
         check_output("trace", r->o.trace);
     }
-    if (r->ranks.launcher == ranks_launcher_mpi) r->watchdog.parent = getppid();
-#ifdef DEVICE_CPU
-    watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
-#else
-    watchdog_start(&r->watchdog, r->o.timeout, NULL);
-#endif
     start_model(r);
     stop_listen();
 }
@@ -803,7 +806,7 @@ static void train(Run *r) {
         if (o->sample_every && (due(o->sample_every, step) || last)) run_sample(r, step);
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
-        if (o->trace[0] && step == traced) r->code->trace_start(r->gpt);
+        if (o->trace[0] && step == traced) r->code->trace_start(r->gpt, ranks_moment(&r->ranks));
         bool outlier;
         GptStep s = train_step(r, step, lr, &outlier);
         if (o->trace[0] && step == traced) write_trace(r);

@@ -13,6 +13,9 @@ def main():
     events = json.load(open(sys.argv[1]))
     names = {e["tid"]: e["args"]["name"] for e in events if e["ph"] == "M"}
     spans = [e for e in events if e["ph"] == "X"]
+    start = min(e["ts"] for e in spans)
+    for e in spans:
+        e["ts"] -= start
     end = max(e["ts"] + e["dur"] for e in spans)
     scale = (WIDTH - LEFT - 10) / end
     height = LANE * len(LANES) + 50

@@ -1,11 +1,16 @@
 // lib/clock.h: the time that passes, whatever is done to the date.
 #pragma once
 
+#include <stdint.h>
 #include <time.h>
 
-// Milliseconds since some fixed moment.
-static inline double clock_ms(void) {
+// Nanoseconds since some moment, the same for all processes of a machine.
+static inline int64_t clock_ns(void) {
     struct timespec t;
     clock_gettime(CLOCK_MONOTONIC, &t);
-    return 1e3 * (double)t.tv_sec + 1e-6 * (double)t.tv_nsec;
+    return (int64_t)t.tv_sec * 1000000000 + t.tv_nsec;
+}
+
+static inline double clock_ms(void) {
+    return 1e-6 * (double)clock_ns();
 }

@@ -14,6 +14,9 @@ extern "C" {
 #include <cmocka.h>
 }
 
+#include "../lib/clock.h"
+#include "trace.h"
+
 extern const GptCode gpt_fp32_generic, gpt_bf16_generic;
 
 enum { STEPS = 10, ARRAYS = 4, MOST_RANKS = 8 };
@@ -25,7 +28,8 @@ typedef struct {
     MomentType moments;
     int gather_slots, grad_slots, prefetch, unit, unit_k, recompute, recompute_k, L;
     bool train_only;    // no validation between the steps
-    const char *trace;  // file for rank 0's timeline of the last step
+    const char *trace;  // file for rank 0's timeline of the last step; FILE.R for rank R's
+    int64_t began;      // 0 of the traces
 } Case;
 
 typedef struct {
@@ -78,7 +82,10 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     for (long step = 0; step < STEPS; step++) {
         process.step = step;
         if (step == 1) allocations = cpu_allocation_count();
-        if (c->trace && step == STEPS - 1) code->trace_start(g);
+        if (c->trace && step == STEPS - 1) {
+            if (rank == 1) usleep(30 * 1000);  // the others begin long before it
+            code->trace_start(g, c->began);
+        }
         for (int m = 0; m < c->micro_steps; m++) {
             fill_batch(code->inputs(g, m),
                        (uint64_t)((step * c->micro_steps + m) * c->world + rank));
@@ -88,7 +95,11 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
             1e-2f * (float)(step + 1) / STEPS, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, step, 3, false};
         code->update(g, &u);
         GptStep s = code->finish_step(g, 0);
-        if (c->trace && step == STEPS - 1) code->trace_stop(g, rank == 0 ? c->trace : "/dev/null");
+        if (c->trace && step == STEPS - 1) {
+            char path[256];
+            snprintf(path, sizeof path, rank ? "%s.%d" : "%s", c->trace, rank);
+            code->trace_stop(g, path);
+        }
         double loss[MOST_RANKS] = {0}, tokens[MOST_RANKS] = {1};
         fill_batch(code->inputs(g, 0), 1000);
         if (!c->train_only) code->evaluate(g, loss, tokens);
@@ -314,7 +325,7 @@ static void a_step_is_issued_in_the_order_on_record(void **) {
     char path[128], line[512], found[8192] = "", expected[8192] = "";
     snprintf(path, sizeof path, "%s/trace.json", folder);
     Case c = plain_case();
-    c.trace = path;
+    c.trace = path, c.began = clock_ns();
     Result r;
     run_case(&c, "traced", &r);
     FILE *f = fopen_check(path, "r");
@@ -336,6 +347,16 @@ static void a_step_is_issued_in_the_order_on_record(void **) {
     assert_string_equal(found, expected);
 }
 
+static void a_rank_that_comes_late_is_late_in_its_trace(void **) {
+    char path[128];
+    snprintf(path, sizeof path, "%s/late.json", folder);
+    Case c = plain_case();
+    c.trace = path, c.began = clock_ns();
+    Result r;
+    run_case(&c, "late", &r);
+    check_traces(path);
+}
+
 int main(void) {
     omp_set_num_threads(1);  // ranks are forked, threads would not be
     snprintf(folder, sizeof folder, "/tmp/test_fsdp.XXXXXX");
@@ -346,6 +367,7 @@ int main(void) {
         cmocka_unit_test(fast_sums_agree_with_one_rank),
         cmocka_unit_test(traffic_is_what_the_schedule_says),
         cmocka_unit_test(a_step_is_issued_in_the_order_on_record),
+        cmocka_unit_test(a_rank_that_comes_late_is_late_in_its_trace),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     char command[128];

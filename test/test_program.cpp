@@ -13,6 +13,7 @@ extern "C" {
 }
 
 #include "run.h"
+#include "trace.h"
 
 #define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin "
 
@@ -143,13 +144,13 @@ static void stop_a_rank(const char *launch, const char *signal, int which, int s
     char command[512], err[4096];
     snprintf(command, sizeof command,
              "set -f; %s --steps %d --batch 1 --timeout 2 " TINY
-             ">/dev/null 2>%s/stopped & pid=$!; for i in `seq 100`; do sleep 0.1; "
-             "test `pgrep -P $pid -x train_gpt | wc -l` = 3 && break; done; sleep 1; "
+             ">%s/steps 2>%s/stopped & pid=$!; for i in `seq 300`; do "
+             "grep -q '^step 9/' %s/steps && break; sleep 0.1; done; "
              "kill -%s `pgrep -P $pid -x train_gpt | sed -n %dp` || kill -KILL $pid; wait $pid",
-             launch, steps, folder, signal, which);
+             launch, steps, folder, folder, folder, signal, which);
     time_t began = time(NULL);
     int status = system(command);
-    if (status == 0 || time(NULL) - began > 20)
+    if (status == 0 || time(NULL) - began > 40)
         fail_msg("status %d after %ld s", status, (long)(time(NULL) - began));
     snprintf(command, sizeof command, "%s/stopped", folder);
     read_text(command, err, sizeof err);
@@ -337,6 +338,17 @@ static void samples_of_text_begin_on_a_new_line(void **) {
     expect_words("stdout", o.out, "--- sample at step 100/100 ---\nab\nab\nab\n");
 }
 
+static void traces_of_ranks_fit_together(void **) {
+    char path[128];
+    Outcome o =
+        run(PROGRAM " --model gpt2:L=4,C=64,NH=2,T=32 --train test/reference/small/train.txt "
+                    "--ranks 2 --threads 1 --steps 3 --trace %s/trace.json",
+            folder);
+    if (o.status != 0) fail_msg("%s", o.err);
+    snprintf(path, sizeof path, "%s/trace.json", folder);
+    check_traces(path);
+}
+
 static void every_rank_takes_part_in_a_validation_smaller_than_the_ranks(void **) {
     static Outcome one, five;
     const char *options =
@@ -387,6 +399,7 @@ int main(void) {
         cmocka_unit_test(the_table_says_that_the_warm_up_is_too_long),
         cmocka_unit_test(the_table_says_what_the_files_give),
         cmocka_unit_test(samples_of_text_begin_on_a_new_line),
+        cmocka_unit_test(traces_of_ranks_fit_together),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
     };
