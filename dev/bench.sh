@@ -21,6 +21,7 @@
 # Share = floor / measured. Where the processor has AMX, bf16 is held against its peak, and in the next column
 # against that of its vector units.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 only= dtypes="fp32 bf16" quick= fastest=
 while [ $# -gt 0 ]; do

@@ -8,6 +8,7 @@
 # Goals: --shard full at most 1.15 times --shard none, --reduce ordered at most 1.10 times --reduce fast. `comm` is
 # the share of a step inside collectives, waiting for the other rank included.
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 rounds=3 column=median
 while [ $# -gt 0 ]; do

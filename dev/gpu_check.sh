@@ -5,6 +5,7 @@
 #
 #   dev/gpu_check.sh            needs what `make DEVICE=cuda` and `make test` need
 set -euo pipefail
+export LC_ALL=C
 cd "$(dirname "$0")/.."
 out=build/gpu_check
 mkdir -p "$out"

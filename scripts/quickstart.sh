@@ -4,20 +4,28 @@
 # holds half of the parameters, gradients and AdamW states), samples, plots. Everything it makes besides the
 # program is in data/quickstart/.
 set -euo pipefail
+export LC_ALL=C  # numbers with a decimal point
 text= steps=2000 ranks=2 asks_for_loss=true
 work=data/quickstart
+usage="usage: scripts/quickstart.sh [--text FILE] [--steps N] [--check-only]"
+refuse() { echo "quickstart: $*" >&2; exit 1; }
 while [ $# -gt 0 ]; do
     case $1 in
-    --text) text=${2:?--text needs a file}; shift 2 ;;
-    --steps) steps=${2:?--steps needs a number}; shift 2 ;;
+    --text) text=${2-}; [ -n "$text" ] || refuse "--text needs a file"; shift 2 ;;
+    --steps) steps=${2-}; shift $(($# > 1 ? 2 : 1)) ;;
     --check-only) asks_for_loss=false; shift ;;  # see that everything runs, in few steps
-    *) echo "usage: scripts/quickstart.sh [--text FILE] [--steps N] [--check-only]" >&2; exit 1 ;;
+    --help | -h) echo "$usage"; exit 0 ;;
+    *) refuse "unknown option $1; $usage" ;;
     esac
 done
+[[ $steps =~ ^[1-9][0-9]{0,8}$ ]] || refuse "--steps $steps: expected a number from 1 to 999999999"
 if [ -n "$text" ]; then
-    [ -f "$text" ] || { echo "quickstart: --text $text: expected a text file, found none" >&2; exit 1; }
+    [ -f "$text" ] || refuse "--text $text: expected a text file, found none"
     size=$(stat -Lc %s "$text")
-    [ "$size" -ge 2000 ] || { echo "quickstart: --text $text: expected at least 2000 bytes, found $size" >&2; exit 1; }
+    [ "$size" -ge 2000 ] || refuse "--text $text: expected at least 2000 bytes, found $size"
+    case $(od -An -tu4 -N4 "$text" | tr -d ' ') in
+    20240520 | 20240801) refuse "--text $text: expected a text, found a token shard; for it: ./train_gpt --train $text" ;;
+    esac
 fi
 own=${text:+$(realpath "$text")}
 cd "$(dirname "$0")/.."
@@ -67,12 +75,11 @@ say "4. Train"
 precision=$(./train_gpt --dry-run --precision bf16 | grep -q '^code.*products widened' && echo fp32 || echo bf16)
 command=(./train_gpt --ranks $ranks --model gpt2:L=4,C=256,NH=4,T=64 --precision "$precision"
     --train "$work/train.txt" --val "$work/val.txt" --out "$work/run" --batch 8 --steps "$steps"
-    --lr 1e-3 --warmup 100 --val-every $(((steps + 7) / 8)) --val-batches 1000
+    --lr 1e-3 --warmup $((steps < 200 ? steps / 2 : 100)) --log-every 50 --val-every $(((steps + 7) / 8)) --val-batches 1000
     --sample-every "$steps" --sample-tokens 400 --export-model "$work/model.bin")
 echo "${command[*]}"
 started=$SECONDS
-# One of 50 step lines is enough to watch; main.log has them all.
-"${command[@]}" | awk '{split($2, at, "/")} !/^step [0-9]+\/[0-9]+ \|/ || at[1] % 50 == 0 {print; fflush()}'
+"${command[@]}"
 echo "trained in $((SECONDS - started)) seconds"
 
 say "5. What it has learned"
@@ -80,7 +87,7 @@ scripts/plot "$work/run"
 ours=$(awk -F '[: ]' '$3 == "tel" {loss = $4} END {printf "%.3f", loss / log(2)}' "$work/run/main.log")
 echo "validation: $ours bits a byte; the bigram model: $bigram"
 [ -n "$own" ] || [ $asks_for_loss = false ] || awk -v ours="$ours" -v bigram="$bigram" 'BEGIN {exit !(ours < bigram - 0.3)}' ||
-    { echo "quickstart: expected a validation loss clearly below the bigram model's; try more --steps" >&2; exit 1; }
+    refuse "expected a validation loss clearly below the bigram model's; try more --steps"
 
 say "What next"
 cat <<NEXT

@@ -77,6 +77,62 @@ static void a_loop_over_lines_goes_on_behind_the_script(void **) {
         fail_msg("expected 1 + 2 lines, found: %s%s", o.out, o.err);
 }
 
+// ---- scripts/quickstart.sh and scripts/plot ------------------------------------------------------
+
+static void the_quickstart_says_in_one_line_what_is_wrong(void **) {
+    static const char *const cases[][2] = {
+        {"--steps x", "quickstart: --steps x: expected a number from 1"},
+        {"--steps 0", "quickstart: --steps 0: expected a number from 1"},
+        {"--steps", "quickstart: --steps : expected a number from 1"},
+        {"--text", "quickstart: --text needs a file"},
+        {"--text nowhere.txt", "quickstart: --text nowhere.txt: expected a text file, found none"},
+        {"--text test/reference/tiny/train_000001.bin", "found a token shard; for it: ./train_gpt"},
+        {"--stepz 3", "quickstart: unknown option --stepz; usage: scripts/quickstart.sh [--text"},
+    };
+    char command[256];
+    for (auto &c : cases) {
+        snprintf(command, sizeof command, "scripts/quickstart.sh %s", c[0]);
+        expect_refusal(command, c[1]);
+    }
+    Outcome o = run("scripts/quickstart.sh --help");
+    if (o.status != 0 || lines_of(o.out) != 1 || !strstr(o.out, "usage: scripts/quickstart.sh"))
+        fail_msg("--help: expected one line on stdout, found: %s%s", o.out, o.err);
+}
+
+static void expect_plot(const char *log, const char *expected, bool works) {
+    char command[512];
+    snprintf(command, sizeof command, "scripts/plot %s/plotted", folder);
+    run("mkdir -p %s/plotted; printf '%s' >%s/plotted/main.log", folder, log, folder);
+    if (!works) {
+        expect_refusal(command, expected);
+        return;
+    }
+    Outcome o = run("%s && test -s %s/plotted/loss.png", command, folder);
+    if (o.status != 0 || !strstr(o.out, expected))
+        fail_msg("%s: expected %s, found: %s%s", log, expected, o.out, o.err);
+}
+
+static void logs_are_plotted_as_far_as_they_have_points(void **) {
+    if (system("command -v gnuplot >/dev/null") != 0) skip();
+    expect_plot("s:0 tel:3.5\\ns:0 trl:3.4 lr:1 norm:1\\ns:1 trl:3.3 lr:1 norm:1\\n", "wrote ",
+                true);
+    expect_plot("s:0 tel:3.5\\ns:9 tel:3.1\\n", "wrote ", true);
+    expect_plot("s:0 trl:3.4 lr:1 norm:1\\ns:1 trl:nan lr:1 norm:inf\\ns:2 trl:3.2 lr:1 norm:1\\n",
+                "wrote ", true);
+    expect_plot("s:0 trl:nan lr:1 norm:inf\\n", "expected lines with a loss", false);
+    expect_plot("a word\\n", "expected lines with a loss", false);
+    expect_plot("", "expected a log in", false);
+}
+
+// awk and printf follow the user's locale, where 3.5 may be no number and be printed as 3,5.
+static void scripts_that_compute_do_so_in_the_c_locale(void **) {
+    Outcome o = run("set +f; for f in scripts/* dev/*.sh; do test -f \\$f || continue; "
+                    "grep -qE 'awk|sort -g' \\$f || continue; echo uses; "
+                    "grep -q '^export LC_ALL=C' \\$f || echo \\$f >&2; done");
+    if (o.err[0]) fail_msg("expected export LC_ALL=C in %s", o.err);
+    assert_true(lines_of(o.out) >= 3);
+}
+
 int main(void) {
     if (make_test_folder("test_scripts") != 0) return 1;
     const struct CMUnitTest tests[] = {
@@ -85,6 +141,9 @@ int main(void) {
         cmocka_unit_test(sizes_that_are_not_published_are_refused),
         cmocka_unit_test(a_published_model_trains_on_a_path_from_where_the_user_is),
         cmocka_unit_test(a_loop_over_lines_goes_on_behind_the_script),
+        cmocka_unit_test(the_quickstart_says_in_one_line_what_is_wrong),
+        cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
+        cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     return (failed == 0 && remove_test_folder() != 0) || failed;
