@@ -44,8 +44,8 @@ GROUP("Optimizer") \
 INT   (steps,           "x", "-1",  -1, OPTION_MAX,                     "optimizer steps; -1: one epoch of the training data; 0: only validate, sample and export") \
 REAL  (lr,              "l", "3e-4", 0, 1e3,                            "highest learning rate") \
 INT   (warmup,          "u", "0",   0, OPTION_MAX,                      "steps over which the learning rate rises linearly") \
-CHOICE(schedule,        "k", "cosine", "constant|linear|cosine|wsd",    "learning rate after the warm-up") \
-REAL  (final_lr,        "q", "0.1", 0, 1,                               "last learning rate as a fraction of the highest") \
+CHOICE(schedule,        "k", "cosine", "constant|linear|cosine|wsd",    "learning rate after the warm-up; wsd decays in the last fifth of the steps") \
+REAL  (final_lr,        "q", "0.1", 0, 1,                               "where the learning rate falls to, one step after the last, as a fraction of the highest") \
 REAL  (weight_decay,    "c", "0.1", 0, 1e3,                             "decoupled weight decay of the matrices") \
 REAL  (beta1,           "",  "0.9", 0, 0.999999,                        "AdamW's decay of the first moment") \
 REAL  (beta2,           "",  "0.95", 0, 0.999999,                       "AdamW's decay of the second moment") \
@@ -63,7 +63,7 @@ TEXT  (sample_prompt,   "",  "",                                        "text th
 REAL  (temperature,     "",  "0.8", 0, 100,                             "of the sampling; 0: always the likeliest token") \
 INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample among the k likeliest tokens; 0: among all") \
 GROUP("Results") \
-TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg; empty: no files") \
+TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg, those of an earlier run are kept as .1; empty: no files") \
 TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
 TEXT  (export_hf,       "",  "",                                        "write the trained model to this folder as a Hugging Face GPT-2: config.json, model.safetensors") \
 GROUP("Checkpoints") \
@@ -89,7 +89,7 @@ CHOICE(reduce_dtype,    "",  "policy", "policy|fp32|bf16",              "of grad
 CHOICE(grad_dtype,      "",  "policy", "policy|fp32|bf16",              "of gradient shards") \
 CHOICE(moment_dtype,    "",  "policy", "policy|fp32|bf16|fp64",         "of AdamW's two moments") \
 CHOICE(reduce,          "",  "ordered", "ordered|fast",                 "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own") \
-INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time") \
+INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time; changes the last bits") \
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
 INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
