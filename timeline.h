@@ -102,8 +102,8 @@ static long long timeline_ns(const Timeline *t, cudaEvent_t event) {
     return t->origin_ns + llround(1e6 * (double)ms);
 }
 
-// Writes the timeline of this rank and forgets the spans. The device must be idle. The format's unit
-// is the microsecond: the nanoseconds are three digits behind the point.
+// Writes the timeline of this rank and forgets the spans. The device must be idle. The format's
+// unit is the microsecond: the nanoseconds are three digits behind the point.
 static void timeline_write(Timeline *t, const char *path, int rank) {
     FILE *f = fopen_check(path, "w");
     fprintf(f, "[\n");

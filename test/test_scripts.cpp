@@ -77,7 +77,7 @@ static void a_loop_over_lines_goes_on_behind_the_script(void **) {
         fail_msg("expected 1 + 2 lines, found: %s%s", o.out, o.err);
 }
 
-// ---- scripts/quickstart.sh and scripts/plot ------------------------------------------------------
+// ---- scripts/quickstart.sh and scripts/plot ----------------------------------------------------
 
 static void the_quickstart_says_in_one_line_what_is_wrong(void **) {
     static const char *const cases[][2] = {
