@@ -87,7 +87,7 @@ typedef struct {
     void (*evaluate)(Gpt *g, double *loss, double *tokens);
     // Logits (V) after n tokens; every rank has to call with the same tokens.
     void (*logits)(Gpt *g, const int *tokens, int n, float *logits);
-    // Timeline of what follows until trace_stop writes it; its 0 is the moment `zero` of clock_ns().
+    // Timeline of what follows until trace_stop writes it. Its 0 is the moment zero of clock_ns().
     void (*trace_start)(Gpt *g, int64_t zero);
     void (*trace_stop)(Gpt *g, const char *path);
 } GptCode;

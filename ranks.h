@@ -396,9 +396,9 @@ static inline void ranks_agree(Ranks *r, const char *text) {
     free(first);
 }
 
-// A moment near the call that all ranks agree on, in clock_ns() of this rank. The ranks of a machine
-// have one clock. On another machine the time in which rank 0's word arrives, at its shortest, is
-// taken for the difference of the clocks: off by the latency of the network.
+// A moment near the call that all ranks agree on, in clock_ns() of this rank. The ranks of a
+// machine have one clock. On another machine the time in which rank 0's word arrives, at its
+// shortest, is taken for the difference of the clocks: off by the latency of the network.
 static inline int64_t ranks_moment(Ranks *r) {
     enum { TRIES = 16 };
     char machine[64] = "", first[64];
