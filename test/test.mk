@@ -65,6 +65,6 @@ $(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
 $(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
 $(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
 $(T)/test_emulated: CPU_FLAGS += -DEMULATED='"$(O)/emu"'
-$(T)/test_fsdp $(T)/test_parity $(T)/test_hugging_face: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o
+$(T)/test_checkpoint $(T)/test_fsdp $(T)/test_parity $(T)/test_hugging_face: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o
 $(T)/%: test/%.cpp $(TEST_DEPENDS) | $(T)
 	$(CXX) $(TEST_FLAGS) $< $(filter %.o,$^) -o $@ $(CPU_LIBS) -lcmocka

@@ -1,5 +1,6 @@
 // test/test_checkpoint.cpp: the checkpoint room by itself: the index, which checkpoints there are
-// and which may go, checksums of parts, outliers. Whole runs are test_resume.cpp's.
+// and which may go, damaged files, checksums of parts, outliers. Whole runs are test_resume.cpp's.
+#pragma GCC diagnostic ignored "-Wunused-function"  // ranks.h: nothing is started here
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -9,10 +10,11 @@ extern "C" {
 #include <cmocka.h>
 }
 
-#include "../checkpoint/folder.h"
-#include "../checkpoint/index.h"
+#include "../checkpoint/load.h"
+#include "../checkpoint/save.h"
 #include "death.h"
 
+extern const GptCode gpt_fp32_generic;
 static char folder[] = "/tmp/test_checkpoint_XXXXXX";
 
 // ---- checksums ---------------------------------------------------------------------------------
@@ -207,6 +209,143 @@ static void a_run_that_goes_back_leaves_later_checkpoints_under_other_names(void
     assert_int_equal(access(path, F_OK), 0);
 }
 
+// ---- damaged files -----------------------------------------------------------------------------
+
+// A model of a few KB and its checkpoint.
+static struct {
+    GptConfig config;
+    Model model;
+    CheckpointIndex index;
+    char path[PATH_BYTES];
+    int words;  // a file for what is said on stderr; all descriptors above it may be closed
+} small;
+
+// The same numbers for the same seed.
+static void fill_small_model(unsigned seed) {
+    const GptCode *code = small.model.code;
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+        for (size_t i = 0; i < code->shard_elements(small.model.gpt); i++) {
+            float x = (float)rand_r(&seed) / (float)RAND_MAX;
+            code->write(small.model.gpt, checkpoint_arrays[a].array, &x, i, 1);
+        }
+}
+
+// Of what is in its tensors; the padding of the arrays is in no file.
+static uint64_t small_model_checksum(void) {
+    int count;
+    const GptPiece *pieces = small.model.code->pieces(small.model.gpt, &count);
+    uint64_t sum = 0;
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+        for (const GptPiece *p = pieces; p < pieces + count; p++)
+            for (size_t i = 0; i < p->n; i++) {
+                float x;
+                small.model.code->read(small.model.gpt, checkpoint_arrays[a].array, &x, p->at + i,
+                                       1);
+                sum = 31 * sum + checksum_text((const char *)&x, sizeof x);
+            }
+    return sum;
+}
+
+static void save_small_model(void) {
+    small.words = memfd_create("words", 0);
+    GptConfig *c = &small.config;
+    c->model = {2, 0, 0, 1, 1, 4};
+    model_set_vocab(&c->model, 37);
+    c->B = 1, c->T = 2, c->logits_rows = 2, c->unit = UNIT_LAYER;
+    c->fsdp.world = c->fsdp.K = c->fsdp.micro_steps = 1;
+    c->fsdp.gather_slots = c->fsdp.grad_slots = 2, c->fsdp.prefetch = 1, c->fsdp.ordered = true;
+    small.model = {&gpt_fp32_generic, gpt_fp32_generic.create(c), c};
+    ncclUniqueId id;
+    ncclGetUniqueId(&id);
+    gpt_fp32_generic.start(small.model.gpt, id);
+    fill_small_model(1);
+    CheckpointIndex x = example();
+    x.model = c->model, x.T = c->T;
+    for (uint64_t &bytes : x.bytes) bytes = sizeof(float);
+    static Saver saver;
+    static char out[PATH_BYTES];
+    path_print(out, "%s/damaged", folder);
+    mkdir(out, 0777);
+    saver_plan(&saver, &small.model, false, out, 0, 0);
+    saver_begin(&saver, &x);
+    assert_false(saver_is_writing(&saver));
+    assert_true(saver_advance(&saver, true));
+    path_print(small.path, "%s", saver.path);
+    small.index = checkpoint_open(small.path);
+}
+
+static jmp_buf refusal;
+
+static void leave_refused_load(void) {
+    longjmp(refusal, 1);
+}
+
+static void load_or_refuse(void) {
+    Ranks ranks = {};
+    ranks.world = 1;
+    die_hook = leave_refused_load;
+    if (setjmp(refusal) == 0) checkpoint_load(&small.model, &ranks, &small.index, small.path);
+    die_hook = NULL;
+}
+
+// Loads the checkpoint in this process: 0, or the number of lines with which it is refused.
+static int load_small_model(const char *expected) {
+    const int before = dup(STDERR_FILENO);
+    dup2(small.words, STDERR_FILENO);
+    load_or_refuse();
+    dup2(before, STDERR_FILENO);
+    close_range((unsigned)before, ~0u, 0);  // with what a refused load has open
+    char text[4096] = "";
+    assert_true(pread(small.words, text, sizeof text - 1, 0) >= 0);
+    assert_true(ftruncate(small.words, 0) == 0 && lseek(small.words, 0, SEEK_SET) == 0);
+    int lines = 0;
+    for (const char *c = text; (c = strchr(c, '\n')); c++) lines++;
+    if (lines && !strstr(text, expected)) fail_msg("expected `%s`, found: %s", expected, text);
+    return lines;
+}
+
+static void every_flipped_byte_of_a_checkpoint_is_refused(void **) {
+    save_small_model();
+    const uint64_t right = small_model_checksum();
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++) {
+        char file[PATH_BYTES];
+        path_print(file, "%s/%s", small.path, checkpoint_arrays[a].file);
+        int fd = open_check(file, O_RDWR);
+        for (off_t at = 0; at < (off_t)checkpoint_file_bytes(&small.index, a); at++) {
+            unsigned char byte, wrong;
+            assert_int_equal(pread(fd, &byte, 1, at), 1);
+            wrong = (unsigned char)(byte ^ 1 << at % 8);
+            assert_int_equal(pwrite(fd, &wrong, 1, at), 1);
+            if (load_small_model(checkpoint_arrays[a].file) != 1)
+                fail_msg("%s: a flipped bit of byte %ld is accepted", file, (long)at);
+            assert_int_equal(pwrite(fd, &byte, 1, at), 1);
+        }
+        close(fd);
+    }
+    fill_small_model(2);
+    assert_int_equal(load_small_model(""), 0);
+    assert_true(small_model_checksum() == right);
+}
+
+static void a_checkpoint_cut_at_any_length_is_refused(void **) {
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++) {
+        char file[PATH_BYTES];
+        size_t bytes;
+        path_print(file, "%s/%s", small.path, checkpoint_arrays[a].file);
+        char *whole = read_all(file, 1 << 20, &bytes);
+        int fd = open_check(file, O_RDWR);
+        for (size_t length = bytes; length-- > 0;) {
+            assert_int_equal(ftruncate(fd, (off_t)length), 0);
+            if (load_small_model("is it complete?") != 1)
+                fail_msg("%s: cut after %zu of %zu bytes it is accepted", file, length, bytes);
+        }
+        assert_int_equal(pwrite(fd, whole, bytes, 0), (ssize_t)bytes);
+        close(fd);
+        free(whole);
+    }
+    assert_int_equal(load_small_model(""), 0);
+}
+
 int main(void) {
     if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
@@ -218,6 +357,8 @@ int main(void) {
         cmocka_unit_test(other_formats_and_newer_versions_are_named),
         cmocka_unit_test(only_complete_checkpoints_count_and_old_ones_go),
         cmocka_unit_test(a_run_that_goes_back_leaves_later_checkpoints_under_other_names),
+        cmocka_unit_test(every_flipped_byte_of_a_checkpoint_is_refused),
+        cmocka_unit_test(a_checkpoint_cut_at_any_length_is_refused),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     char command[128];
