@@ -1,9 +1,10 @@
-// test/bad_disk.cpp: a disk that fails for a while or is slow, for LD_PRELOAD. It stands before the
+// test/bad_disk.cpp: a disk that fails for a while, is full or slow, for LD_PRELOAD. It stands before the
 // C library's calls for the files whose path contains BAD_DISK:
 //
 //   BAD_DISK_READS=EIO:3      the first three reads of a process fail so (EIO, ESTALE, EINTR), or
 //                             give only one byte (short)
-//   BAD_DISK_WRITES=ENOSPC:1  the first write fails so
+//   BAD_DISK_ROOM=7           the disk is full after seven calls of a process that may take room:
+//                             the next write is cut to one byte, then all fail
 //   BAD_DISK_SLOW_MS=20       every write and flush takes so long
 //
 // A thread does not pause after a failed read, so that tests of many tries are short.
@@ -32,18 +33,27 @@ static bool is_bad(int fd) {
     return strstr(path, part) != NULL;
 }
 
-// One of the faults that the variable still has to give: its error number, -1 for `short`, 0: none.
-static int fault(const char *variable, std::atomic<long> *given) {
+// One of the faults that reads still have to give: its error number, -1 for `short`, 0: none.
+static int read_fault(void) {
     static const struct {
         const char *name;
         int number;
-    } faults[] = {
-        {"EIO", EIO}, {"ESTALE", ESTALE}, {"EINTR", EINTR}, {"ENOSPC", ENOSPC}, {"short", -1}};
-    const char *text = getenv(variable), *colon = text ? strchr(text, ':') : NULL;
-    if (!colon || (*given)++ >= atol(colon + 1)) return 0;
+    } faults[] = {{"EIO", EIO}, {"ESTALE", ESTALE}, {"EINTR", EINTR}, {"short", -1}};
+    static std::atomic<long> given;
+    const char *text = getenv("BAD_DISK_READS"), *colon = text ? strchr(text, ':') : NULL;
+    if (!colon || given++ >= atol(colon + 1)) return 0;
     for (auto &f : faults)
         if (!strncmp(f.name, text, (size_t)(colon - text))) return f.number;
     return 0;
+}
+
+// What a call that may take room comes to: ENOSPC, -1 for less than was asked, 0: all of it.
+static int room_fault(int fd) {
+    static std::atomic<long> calls;
+    const char *room = getenv("BAD_DISK_ROOM");
+    if (!room || !is_bad(fd)) return 0;
+    const long before = calls++;
+    return before < atol(room) ? 0 : before == atol(room) ? -1 : ENOSPC;
 }
 
 static void pause_if_slow(int fd) {
@@ -54,8 +64,7 @@ static void pause_if_slow(int fd) {
 }
 
 extern "C" ssize_t pread(int fd, void *to, size_t bytes, off_t offset) {
-    static std::atomic<long> given;
-    int error = is_bad(fd) ? fault("BAD_DISK_READS", &given) : 0;
+    int error = is_bad(fd) ? read_fault() : 0;
     read_failed = error > 0;
     if (error > 0) return errno = error, -1;
     return real<ssize_t (*)(int, void *, size_t, off_t)>("pread")(fd, to, error ? 1 : bytes,
@@ -63,9 +72,8 @@ extern "C" ssize_t pread(int fd, void *to, size_t bytes, off_t offset) {
 }
 
 extern "C" ssize_t pwrite(int fd, const void *from, size_t bytes, off_t offset) {
-    static std::atomic<long> given;
     pause_if_slow(fd);
-    int error = is_bad(fd) ? fault("BAD_DISK_WRITES", &given) : 0;
+    int error = room_fault(fd);
     if (error > 0) return errno = error, -1;
     return real<ssize_t (*)(int, const void *, size_t, off_t)>("pwrite")(fd, from,
                                                                          error ? 1 : bytes, offset);
@@ -73,7 +81,13 @@ extern "C" ssize_t pwrite(int fd, const void *from, size_t bytes, off_t offset) 
 
 extern "C" int fsync(int fd) {
     pause_if_slow(fd);
+    if (room_fault(fd) > 0) return errno = ENOSPC, -1;
     return real<int (*)(int)>("fsync")(fd);
+}
+
+extern "C" int fallocate(int fd, int mode, off_t offset, off_t bytes) {
+    if (room_fault(fd) != 0) return errno = ENOSPC, -1;
+    return real<int (*)(int, int, off_t, off_t)>("fallocate")(fd, mode, offset, bytes);
 }
 
 extern "C" int nanosleep(const struct timespec *time, struct timespec *left) {

@@ -337,6 +337,60 @@ static void reads_that_fail_for_good_name_the_file(void **) {
     }
 }
 
+// ---- a disk that is full, or slow --------------------------------------------------------------
+
+// Saves 5 to 10 are still to be made; any write of the first of them or a later one may be the one
+// that finds the disk full. One line; the newest checkpoint is whole, and goes on.
+static void a_full_disk_ends_the_run_in_one_line_and_harms_no_checkpoint(void **) {
+    for (int room = 0; room < 250; room += 1 + room / 2) {
+        copy_run("ref0", "run");
+        char what[64];
+        snprintf(what, sizeof what, "room for %d writes", room);
+        Outcome o = run("cd %s/run/checkpoints && rm -r step_0000000{5,6,7,8,9} step_00000010 && "
+                        "cd - >/dev/null && BAD_DISK=checkpoints BAD_DISK_ROOM=%d "
+                        "LD_PRELOAD=" BAD_DISK " " RUN "--ranks 2 --out %s/run --resume auto",
+                        folder, room, folder);
+        expect_status(&o, 1, what);
+        if (lines_of(o.err) != 1 || !strstr(o.err, "No space left on device"))
+            fail_msg("%s: expected one line with `No space left on device`, found: %s", what,
+                     o.err);
+        o = run(RUN "--out %s/run --resume auto", folder);
+        expect_status(&o, 0, what);
+        expect_same_runs("run", "ref0", what);
+    }
+}
+
+// A disk for the run alone, which grows when it is full.
+static void a_run_on_a_small_disk_goes_on_when_the_disk_has_grown(void **) {
+    if (system("unshare -m mount -t tmpfs none /mnt 2>/dev/null") != 0) {
+        print_message("may not mount a disk of its own\n");
+        skip();
+    }
+    Outcome o = run("mkdir -p %s/disk; rm -rf %s/run; unshare -m bash -c ' "
+                    "mount -t tmpfs -o size=500k none %s/disk || exit 9; " RUN
+                    "--ranks 2 --out %s/disk/run; [ \\$? = 1 ] || exit 9; "
+                    "mount -o remount,size=8m %s/disk; " RUN
+                    "--out %s/disk/run --resume auto && cp -r %s/disk/run %s/run'",
+                    folder, folder, folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "a small disk");
+    expect_words(o.err, "No space left on device", "a small disk");
+    if (lines_of(o.err) != 1) fail_msg("expected one line, found: %s", o.err);
+    expect_same_runs("run", "ref0", "a small disk");
+}
+
+// Steps 6 to 8 are made while the state of step 5 is on its way.
+static void training_goes_on_while_a_slow_disk_gets_the_state_of_the_call(void **) {
+    Outcome o = run("BAD_DISK=checkpoints BAD_DISK_SLOW_MS=10 LD_PRELOAD=" BAD_DISK " " RUN
+                    "--ranks 2 --checkpoint-every 5 --out %s/slow && cd %s/slow/checkpoints && "
+                    "ls && diff -r step_00000005 %s/ref0/checkpoints/step_00000005 && "
+                    "diff -r step_00000010 %s/ref0/checkpoints/step_00000010",
+                    folder, folder, folder, folder);
+    expect_status(&o, 0, "a slow disk");
+    const char *step = strstr(o.out, "\nstep 8/10 | "), *saved = strstr(o.out, "step 5/10  saved");
+    if (!step || !saved || saved < step)
+        fail_msg("expected step 8 before step 5 is saved, found: %s", o.out);
+}
+
 // ---- which checkpoint, and which are kept ------------------------------------------------------
 
 // llm.c's flags. The same command starts, goes on, and has nothing to do at the end.
@@ -469,6 +523,9 @@ int main(void) {
         cmocka_unit_test(data_that_are_cut_short_end_the_run_when_it_has_saved),
         cmocka_unit_test(reads_that_fail_for_a_while_are_tried_again),
         cmocka_unit_test(reads_that_fail_for_good_name_the_file),
+        cmocka_unit_test(a_full_disk_ends_the_run_in_one_line_and_harms_no_checkpoint),
+        cmocka_unit_test(a_run_on_a_small_disk_goes_on_when_the_disk_has_grown),
+        cmocka_unit_test(training_goes_on_while_a_slow_disk_gets_the_state_of_the_call),
         cmocka_unit_test(the_newest_checkpoints_and_some_for_good_are_kept),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),
