@@ -1,5 +1,5 @@
-// test/bad_disk.cpp: a disk that fails for a while, is full or slow, for LD_PRELOAD. It stands before the
-// C library's calls for the files whose path contains BAD_DISK:
+// test/bad_disk.cpp: a disk that fails for a while, is full or slow, for LD_PRELOAD. It stands
+// before the C library's calls for the files whose path contains BAD_DISK:
 //
 //   BAD_DISK_READS=EIO:3      the first three reads of a process fail so (EIO, ESTALE, EINTR), or
 //                             give only one byte (short)
