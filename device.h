@@ -1,9 +1,11 @@
-// device.h: which device this build is for, and the two number formats.
+// device.h: which device this build is for, the two number formats, and the check of its calls.
 //
 // Everything else is written against the CUDA runtime and NCCL. DEVICE_CPU puts cpu/ behind
 // the same names; the emulator (EMULATOR) keeps NVIDIA's own headers and stands in for the
 // libraries at link time.
 #pragma once
+
+#include "lib/die.h"
 
 #include <stddef.h>
 #include <stdint.h>
@@ -18,6 +20,13 @@
 #include <cuda_runtime.h>
 #include <nccl.h>
 #endif
+
+#define cudaCheck(call)                                                                            \
+    do {                                                                                           \
+        cudaError_t e_ = (call);                                                                   \
+        if (e_ != cudaSuccess)                                                                     \
+            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_));               \
+    } while (0)
 
 // The model, its ops and fsdp.h are compiled once per compute dtype (PRECISION_BF16 = 0 or 1).
 // floatX is the dtype of gathered parameters and of activations.

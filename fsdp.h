@@ -24,12 +24,6 @@
 
 #include <math.h>
 
-#define cudaCheck(call)                                                                            \
-    do {                                                                                           \
-        cudaError_t e_ = (call);                                                                   \
-        if (e_ != cudaSuccess)                                                                     \
-            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, cudaGetErrorString(e_));               \
-    } while (0)
 #define ncclCheck(call)                                                                            \
     do {                                                                                           \
         ncclResult_t e_ = (call);                                                                  \

@@ -10,30 +10,24 @@
 
 static cudaStream_t stream;
 
-#define deviceCheck(call)                                                                          \
-    do {                                                                                           \
-        cudaError_t e_ = (call);                                                                   \
-        if (e_ != cudaSuccess) die("%s: %s", #call, cudaGetErrorString(e_));                       \
-    } while (0)
-
 // Milliseconds of the fastest run of those that fit in 50 ms, at least three, after one to warm up.
 template <class Run> static double fastest(Run run) {
     cudaEvent_t begin, end;
-    deviceCheck(cudaEventCreate(&begin));
-    deviceCheck(cudaEventCreate(&end));
+    cudaCheck(cudaEventCreate(&begin));
+    cudaCheck(cudaEventCreate(&end));
     double best = 1e30, total = 0;
     run();
     for (int i = 0; i < 3 || (total < 50 && i < 1000); i++) {
         float ms;
-        deviceCheck(cudaEventRecord(begin, stream));
+        cudaCheck(cudaEventRecord(begin, stream));
         run();
-        deviceCheck(cudaEventRecord(end, stream));
-        deviceCheck(cudaEventSynchronize(end));
-        deviceCheck(cudaEventElapsedTime(&ms, begin, end));
+        cudaCheck(cudaEventRecord(end, stream));
+        cudaCheck(cudaEventSynchronize(end));
+        cudaCheck(cudaEventElapsedTime(&ms, begin, end));
         best = std::min(best, (double)ms), total += ms;
     }
-    deviceCheck(cudaEventDestroy(begin));
-    deviceCheck(cudaEventDestroy(end));
+    cudaCheck(cudaEventDestroy(begin));
+    cudaCheck(cudaEventDestroy(end));
     return best;
 }
 
@@ -51,10 +45,10 @@ static void print_row(const char *name, double ms, double bytes, double flops) {
 
 template <class T> static T *device_array(size_t n, const T *values = NULL) {
     T *p;
-    deviceCheck(cudaMalloc((void **)&p, n * sizeof(T)));
-    deviceCheck(cudaMemset(p, 0, n * sizeof(T)));
-    if (values) deviceCheck(cudaMemcpy(p, values, n * sizeof(T), cudaMemcpyHostToDevice));
-    deviceCheck(cudaDeviceSynchronize());
+    cudaCheck(cudaMalloc((void **)&p, n * sizeof(T)));
+    cudaCheck(cudaMemset(p, 0, n * sizeof(T)));
+    if (values) cudaCheck(cudaMemcpy(p, values, n * sizeof(T), cudaMemcpyHostToDevice));
+    cudaCheck(cudaDeviceSynchronize());
     return p;
 }
 
@@ -98,25 +92,25 @@ static void measure_bounds(const Arena *a) {
     size_t bytes = (size_t)1 << 30;
     char *from = device_array<char>(bytes), *to = device_array<char>(bytes);
     double ms = fastest(
-        [&] { deviceCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)); });
+        [&] { cudaCheck(cudaMemcpyAsync(to, from, bytes, cudaMemcpyDeviceToDevice, stream)); });
     copy_bytes = 2 * (double)bytes / ms * 1e3;
-    deviceCheck(cudaFree(from));
-    deviceCheck(cudaFree(to));
+    cudaCheck(cudaFree(from));
+    cudaCheck(cudaFree(to));
     const int n = 8192;
     floatX *x = device_array<floatX>((size_t)n * n), *w = device_array<floatX>((size_t)n * n),
            *out = device_array<floatX>((size_t)n * n);
     // Zeros would be multiplied with less power, and faster.
-    deviceCheck(cudaMemcpy(x, a->x, (size_t)a->d.C * 4 * sizeof(floatX), cudaMemcpyDeviceToDevice));
+    cudaCheck(cudaMemcpy(x, a->x, (size_t)a->d.C * 4 * sizeof(floatX), cudaMemcpyDeviceToDevice));
     for (size_t have = (size_t)a->d.C * 4, all = (size_t)n * n; have < all; have *= 2)
-        deviceCheck(cudaMemcpy(x + have, x, std::min(have, all - have) * sizeof(floatX),
-                               cudaMemcpyDeviceToDevice));
-    deviceCheck(cudaMemcpy(w, x, (size_t)n * n * sizeof(floatX), cudaMemcpyDeviceToDevice));
-    deviceCheck(cudaDeviceSynchronize());
+        cudaCheck(cudaMemcpy(x + have, x, std::min(have, all - have) * sizeof(floatX),
+                             cudaMemcpyDeviceToDevice));
+    cudaCheck(cudaMemcpy(w, x, (size_t)n * n * sizeof(floatX), cudaMemcpyDeviceToDevice));
+    cudaCheck(cudaDeviceSynchronize());
     ms = fastest([&] { matmul_forward(out, x, w, NULL, n, n, n, stream); });
     product_flops = 2.0 * n * n * n / ms * 1e3;
-    deviceCheck(cudaFree(x));
-    deviceCheck(cudaFree(w));
-    deviceCheck(cudaFree(out));
+    cudaCheck(cudaFree(x));
+    cudaCheck(cudaFree(w));
+    cudaCheck(cudaFree(out));
     printf("%-28s %-5s copy %.0f GB/s, product of 8192 x 8192 %.1f Tflop/s\n", "this GPU reaches",
            FLOATX_NAME, copy_bytes * 1e-9, product_flops * 1e-12);
 }
@@ -237,7 +231,7 @@ int main(int argc, char **argv) {
         printf("skipped: no GPU answers\n");
         return 0;
     }
-    deviceCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
+    cudaCheck(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     Arena a = arena_create(&d);
     measure_bounds(&a);
     bench_memory_bound(&a);

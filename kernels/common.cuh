@@ -34,12 +34,7 @@ EMU_UNCHECKED static bool leaves_out(int number) {
 #define SEEDED_SYNC(number) __syncthreads()
 #endif
 
-#define launchCheck()                                                                              \
-    do {                                                                                           \
-        cudaError_t e_ = cudaGetLastError();                                                       \
-        if (e_ != cudaSuccess)                                                                     \
-            die("%s:%d: kernel launch: %s", __FILE__, __LINE__, cudaGetErrorString(e_));           \
-    } while (0)
+#define launchCheck() cudaCheck(cudaGetLastError())
 
 // x as floatX would keep it.
 __device__ static inline float rounded(float x) {

@@ -50,7 +50,7 @@ check-instructions: $(O)/gpt_bf16.o
 	@python3 dev/kernel_instructions.py --check kernels/instructions.txt $<
 
 # ---- for dev/gpu_check.sh: tests and times of the kernels on a GPU -------------------------------------------------
-$(O)/test_kernels_%.o: test/test_kernels.cu test/cpu_reference.h $(CUDA_HEADERS) | $(O)
+$(O)/test_kernels_%.o: test/test_kernels.cu $(wildcard test/*.h) $(CUDA_HEADERS) | $(O)
 	$(NVCC) $(NVCC_FLAGS) -DPRECISION_BF16=$(PRECISION_$*) -c $< -o $@
 
 $(O)/test_kernels_%: $(O)/test_kernels_%.o $(O)/cpu_reference_%.o

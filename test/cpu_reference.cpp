@@ -34,58 +34,6 @@ void encoder_backward(float *dwte, float *dwpe, const void *dout, const int *tok
     ::encoder_backward(dwte, dwpe, (CX)dout, tokens, B, T, C, NULL);
 }
 
-void layernorm_forward(void *out, float *mean, float *rstd, const void *inp, const void *weight,
-                       const void *bias, int rows, int C) {
-    ::layernorm_forward((X)out, mean, rstd, (CX)inp, (CX)weight, (CX)bias, rows, C, NULL);
-}
-
-void residual_layernorm_forward(void *residual, void *out, float *mean, float *rstd,
-                                const void *inp1, const void *inp2, const void *weight,
-                                const void *bias, int rows, int C) {
-    ::residual_layernorm_forward((X)residual, (X)out, mean, rstd, (CX)inp1, (CX)inp2, (CX)weight,
-                                 (CX)bias, rows, C, NULL);
-}
-
-void layernorm_backward(void *dinp, float *dweight, float *dbias, const void *dout, const void *inp,
-                        const void *weight, const float *mean, const float *rstd, int rows, int C,
-                        bool accumulate) {
-    ::layernorm_backward((X)dinp, dweight, dbias, (CX)dout, (CX)inp, (CX)weight, mean, rstd, rows,
-                         C, accumulate, NULL);
-}
-
-void matmul_gelu_forward(void *out, void *pre, const void *inp, const void *weight,
-                         const void *bias, int rows, int Cin, int Cout) {
-    ::matmul_gelu_forward((X)out, (X)pre, (CX)inp, (CX)weight, (CX)bias, rows, Cin, Cout, NULL);
-}
-
-void matmul_backward_input(void *dinp, const void *dout, const void *weight, const void *pre,
-                           int rows, int Cin, int Cout) {
-    ::matmul_backward_input((X)dinp, (CX)dout, (CX)weight, (CX)pre, rows, Cin, Cout, NULL);
-}
-
-void matmul_backward_weight(float *dweight, float *dbias, const void *dout, const void *inp,
-                            int rows, int Cin, int Cout, bool accumulate) {
-    ::matmul_backward_weight(dweight, dbias, (CX)dout, (CX)inp, rows, Cin, Cout, accumulate, NULL);
-}
-
-void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int C, int NH) {
-    ::attention_forward((X)out, lse, (CX)qkv, B, T, C, NH, NULL);
-}
-
-void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
-                        const float *lse, int B, int T, int C, int NH) {
-    ::attention_backward((X)dqkv, (CX)dout, (CX)out, (CX)qkv, lse, B, T, C, NH, NULL);
-}
-
-void classifier(void *logits, float *losses, const int *targets, int rows, int V, int ld,
-                bool write_dlogits) {
-    ::classifier((X)logits, losses, targets, rows, V, ld, write_dlogits, NULL);
-}
-
-void sum_losses(double *sum, const float *losses, int rows) {
-    ::sum_losses(sum, losses, rows, NULL);
-}
-
 void cast_to_bf16(void *dst, const float *src, size_t n) {
     ::cast_to_bf16((bf16 *)dst, src, n, NULL);
 }

@@ -15,26 +15,6 @@ void encoder_forward(void *out, const int *tokens, const void *wte, const void *
                      int C);
 void encoder_backward(float *dwte, float *dwpe, const void *dout, const int *tokens, int B, int T,
                       int C);
-void layernorm_forward(void *out, float *mean, float *rstd, const void *inp, const void *weight,
-                       const void *bias, int rows, int C);
-void residual_layernorm_forward(void *residual, void *out, float *mean, float *rstd,
-                                const void *inp1, const void *inp2, const void *weight,
-                                const void *bias, int rows, int C);
-void layernorm_backward(void *dinp, float *dweight, float *dbias, const void *dout, const void *inp,
-                        const void *weight, const float *mean, const float *rstd, int rows, int C,
-                        bool accumulate);
-void matmul_gelu_forward(void *out, void *pre, const void *inp, const void *weight,
-                         const void *bias, int rows, int Cin, int Cout);
-void matmul_backward_input(void *dinp, const void *dout, const void *weight, const void *pre,
-                           int rows, int Cin, int Cout);
-void matmul_backward_weight(float *dweight, float *dbias, const void *dout, const void *inp,
-                            int rows, int Cin, int Cout, bool accumulate);
-void attention_forward(void *out, float *lse, const void *qkv, int B, int T, int C, int NH);
-void attention_backward(void *dqkv, const void *dout, const void *out, const void *qkv,
-                        const float *lse, int B, int T, int C, int NH);
-void classifier(void *logits, float *losses, const int *targets, int rows, int V, int ld,
-                bool write_dlogits);
-void sum_losses(double *sum, const float *losses, int rows);
 void cast_to_bf16(void *dst, const float *src, size_t n);
 void shard_add_ordered(float *shard, const float *parts, int nparts, size_t stride, size_t n,
                        bool accumulate);

@@ -3,7 +3,7 @@
 T = build/test
 # Freed buffers are filled with NaN.
 TEST_FLAGS = $(CPU_FLAGS) -DFSDP_POISON
-TEST_DEPENDS = $(HEADERS) $(wildcard plan/*.h) $(wildcard cpu/*.h) test/death.h test/run.h test/trace.h
+TEST_DEPENDS = $(HEADERS) $(wildcard plan/*.h cpu/*.h test/*.h)
 TEST_PACKAGES = g++ make libjansson-dev libxxhash-dev libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps gnuplot-nox
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
