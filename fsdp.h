@@ -43,14 +43,12 @@ static bool defect(const char *name) {
 #endif
 
 #define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
-#define FSDP_MAX_UNITS 4096
 // Elements of the ordered exchange under way at a time: on CPUs they should stay in the cache.
 #ifdef DEVICE_CPU
 #define EXCHANGE_ELEMENTS ((size_t)1 << 18)
 #else
 #define EXCHANGE_ELEMENTS ((size_t)1 << 24)
 #endif
-#define FSDP_MAX_SLOTS FSDP_MAX_UNITS
 
 typedef struct {
     char name[24];
@@ -104,9 +102,9 @@ typedef struct {
     bool alias_params;  // K == 1 and fp32: the shard is the whole unit, nothing is gathered
     bool direct_grads;  // K == 1: the first gradient of a step is written into the shard
 
-    FsdpUnit units[FSDP_MAX_UNITS];
+    FsdpUnit *units;
     FsdpTensor *tensors;
-    int nunits, ntensors, tensors_room;
+    int nunits, ntensors;
     uint64_t parameters;  // of the model
     size_t shard;         // elements of the rank's slices together
 
@@ -125,7 +123,7 @@ typedef struct {
     FsdpAudit audit;       // what the micro-step under way is for
     uint64_t *audit_sums;  // (2, nunits, 2): of recorded and replayed gradients, by unit and use
 
-    FsdpSlot gather_slots[FSDP_MAX_SLOTS], grad_slots[FSDP_MAX_SLOTS];
+    FsdpSlot *gather_slots, *grad_slots;
     int ngather, ngrad;                  // slots in all
     int rotating_gather, rotating_grad;  // the first of them rotate
     const int *visits;                   // units in the order in which a micro-step waits for them
@@ -144,11 +142,17 @@ typedef struct {
 
 // ---- declaring units, before fsdp_plan ---------------------------------------------------------
 
+// The table with room for element n, which is zero. It grows by doubling.
+static void *with_room(void *table, int n, size_t element) {
+    bool full = (n & (n - 1)) == 0;  // at 0, 1, 2, 4, ...
+    if (full) table = realloc_check(table, (size_t)(n ? 2 * n : 1) * element);
+    memset((char *)table + (size_t)n * element, 0, element);
+    return table;
+}
+
 static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
-    if (f->nunits == FSDP_MAX_UNITS)
-        die("units: expected at most %d; choose larger units (--unit)", FSDP_MAX_UNITS);
+    f->units = (FsdpUnit *)with_room(f->units, f->nunits, sizeof *f->units);
     FsdpUnit *u = &f->units[f->nunits];
-    *u = (FsdpUnit){};
     snprintf(u->name, sizeof u->name, "%s", name);
     u->first_tensor = f->ntensors;
     u->uses = uses;
@@ -159,15 +163,9 @@ static int fsdp_add_unit(Fsdp *f, const char *name, int uses, bool own_slot) {
 // Appends a tensor to the last unit. first: index of its element 0 among the model's parameters.
 static void fsdp_add_tensor(Fsdp *f, const char *name, size_t elements, uint64_t first,
                             bool decays) {
-    if (f->ntensors == f->tensors_room) {
-        f->tensors_room = f->tensors_room ? 2 * f->tensors_room : 64;
-        f->tensors =
-            (FsdpTensor *)realloc(f->tensors, sizeof(FsdpTensor) * (size_t)f->tensors_room);
-        if (!f->tensors) die("out of memory for the table of %d tensors", f->tensors_room);
-    }
+    f->tensors = (FsdpTensor *)with_room(f->tensors, f->ntensors, sizeof *f->tensors);
     FsdpUnit *u = &f->units[f->nunits - 1];
     FsdpTensor *t = &f->tensors[f->ntensors++];
-    *t = (FsdpTensor){};
     snprintf(t->name, sizeof t->name, "%s", name);
     t->offset = u->elements;
     t->elements = elements;
@@ -207,15 +205,16 @@ static double fsdp_bytes_per_parameter(const Fsdp *f) {
     return (double)(sizeof(float) + grad_bytes(f) + 2 * moment_bytes(f->c.moments));
 }
 
-static int plan_slot(FsdpSlot *slots, int *n, size_t bytes) {
-    slots[*n].bytes = bytes;
-    slots[*n].unit = -1;
+static int plan_slot(FsdpSlot **slots, int *n, size_t bytes) {
+    *slots = (FsdpSlot *)with_room(*slots, *n, sizeof **slots);
+    (*slots)[*n].bytes = bytes;
+    (*slots)[*n].unit = -1;
     return (*n)++;
 }
 
 // Rotating slots first, each as large as the largest unit that uses them,
 // then the units' own slots.
-static void plan_slots(Fsdp *f, FsdpSlot *slots, int *n, int *rotating, bool own_for_all,
+static void plan_slots(Fsdp *f, FsdpSlot **slots, int *n, int *rotating, bool own_for_all,
                        bool gather, int wanted) {
     size_t element = gather ? sizeof(floatX) : sizeof(float), largest = 0;
     int sharing = 0;
@@ -277,10 +276,10 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
     buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
     if (!f->alias_params)
-        plan_slots(f, f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
+        plan_slots(f, &f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
                    c->gather_slots);
     if (!f->direct_grads || c->micro_steps > 1 || c->audit)
-        plan_slots(f, f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
+        plan_slots(f, &f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
     plan_slot_buffers(f, b);
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
     if (c->local)
@@ -362,7 +361,10 @@ static void fsdp_finish(Fsdp *f) {
     cudaCheck(cudaStreamDestroy(f->compute));
     cudaCheck(cudaStreamDestroy(f->gather));
     cudaCheck(cudaStreamDestroy(f->reduce));
+    free(f->units);
     free(f->tensors);
+    free(f->gather_slots);
+    free(f->grad_slots);
 }
 
 // ---- counters ----------------------------------------------------------------------------------

@@ -32,22 +32,13 @@ static inline int head_blocks(int HS) {
     return tiles_of(HS, BLOCK);
 }
 
-static size_t attention_room_bytes(int T, int HS) {
-    const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
-    const size_t blocks = (size_t)whole_blocks(T) * whole_blocks(HS);
-    return round_up(2 * head * sizeof(floatX), 128) + 8 * blocks * sizeof(float) +
-           scores * (2 * sizeof(float) + 3 * sizeof(floatX)) +
-           (size_t)QUERIES * (whole_blocks(HS) + 2) * sizeof(float);
-}
-
-static HeadRoom head_room(int thread, int T, int HS) {
+static HeadRoom head_room(Room r, int T, int HS) {
     HeadRoom h = {};
-    Room r = room_of_thread(thread);
     const size_t head = (size_t)T * HS, scores = (size_t)QUERIES * KEYS;
     const size_t blocks = (size_t)whole_blocks(T) * whole_blocks(HS);
     h.T = T;
     h.HS = HS;
-    h.thread = thread;
+    h.thread = omp_get_thread_num();
     h.q = (floatX *)room_take(&r, head * sizeof(floatX));
     h.dout = (floatX *)room_take(&r, head * sizeof(floatX));
     char **packed[] = {&h.kt, &h.vt, &h.qs, &h.ks, &h.vs, &h.dos};
@@ -65,6 +56,10 @@ static HeadRoom head_room(int thread, int T, int HS) {
     h.sum = (float *)room_take(&r, QUERIES * sizeof(float));
     h.room = r;
     return h;
+}
+
+static size_t attention_room_bytes(int T, int HS) {
+    return head_room(room_to_measure(), T, HS).room.next;
 }
 
 // Rows of src, ld apart, in blocks and packed; rows from T on are zero.
@@ -188,7 +183,7 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
-        HeadRoom h = head_room(omp_get_thread_num(), T, HS);
+        HeadRoom h = head_room(room_of_thread(omp_get_thread_num()), T, HS);
 #pragma omp for schedule(dynamic, 1)
         for (int bh = 0; bh < B * NH; bh++) {
             const size_t token = (size_t)(bh / NH) * T, at = (size_t)(bh % NH) * HS;
@@ -259,7 +254,7 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
-        HeadRoom h = head_room(omp_get_thread_num(), T, HS);
+        HeadRoom h = head_room(room_of_thread(omp_get_thread_num()), T, HS);
 #pragma omp for schedule(dynamic, 1)
         for (int bh = 0; bh < B * NH; bh++) {
             const size_t token = (size_t)(bh / NH) * T, at = (size_t)(bh % NH) * HS;

@@ -20,10 +20,6 @@ enum { STREAM_BYTES = 4 << 20 };        // results larger than that do not stay 
 #define SUM_ROOM ((size_t)LONG_GROUP_ROWS * PANEL_COLS * sizeof(float))
 #define ROWS_ROOM ((size_t)TILE_ROWS * WEIGHT_DEPTH_BYTES)
 
-static size_t matmul_room_bytes(void) {
-    return PANEL_ROOM + SUM_ROOM + ROWS_ROOM;
-}
-
 // Of the packed operand of a weight's gradient, which all threads share.
 static size_t matmul_shared_bytes(int rows, int C) {
     size_t column = round_up((size_t)rows, 32) * sizeof(float);
@@ -118,14 +114,18 @@ typedef struct {
     Room left;     // for the products
 } MatmulRoom;
 
-static MatmulRoom matmul_room(void) {
+static MatmulRoom matmul_room(Room r) {
     MatmulRoom m = {};
     m.thread = omp_get_thread_num();
-    m.left = room_of_thread(m.thread);
-    m.panel = room_take(&m.left, PANEL_ROOM);
-    m.sum = (float *)room_take(&m.left, SUM_ROOM);
-    m.rows = (floatX *)room_take(&m.left, ROWS_ROOM);
+    m.panel = room_take(&r, PANEL_ROOM);
+    m.sum = (float *)room_take(&r, SUM_ROOM);
+    m.rows = (floatX *)room_take(&r, ROWS_ROOM);
+    m.left = r;
     return m;
+}
+
+static size_t matmul_room_bytes(void) {
+    return matmul_room(room_to_measure()).left.next;
 }
 
 // Part `t` of the result, at most a group of rows and a panel of columns.
@@ -159,7 +159,7 @@ static void rows_product(const RowsProduct *p) {
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
-        MatmulRoom m = matmul_room();
+        MatmulRoom m = matmul_room(room_of_thread(omp_get_thread_num()));
 #pragma omp for schedule(dynamic, 1)
         for (int i = 0; i < tasks; i++) {
             Tile t = {i / panels * c.group, i % panels * c.width, c.group, c.width};
@@ -285,7 +285,7 @@ static void dweight_piece(float *dweight, float *dbias, const floatX *dout, cons
 #pragma omp parallel num_threads(ops_threads())
     {
         gemm_one_thread();
-        MatmulRoom m = matmul_room();
+        MatmulRoom m = matmul_room(room_of_thread(omp_get_thread_num()));
 #pragma omp for schedule(dynamic, 1)
         for (int col = 0; col < Cin; col += width)
             pack_rows(packed + packed_bytes(depth, col), inp + col, (size_t)Cin, depth,

@@ -22,29 +22,36 @@ static inline size_t round_up(size_t n, size_t to) {
     return (n + to - 1) / to * to;
 }
 
-// A stack over one part. Every piece is aligned to a cache line.
+// A stack over one part: addresses of the next piece and of the end. Every piece is aligned to a
+// cache line.
 typedef struct {
-    char *next, *end;
+    size_t next, end;
 } Room;
 
 static inline void *room_take(Room *r, size_t bytes) {
-    void *p = r->next;
+    size_t p = r->next;
     bytes = round_up(bytes, 64);
-    if (bytes > (size_t)(r->end - r->next))
+    if (bytes > r->end - r->next)
         die("ops: expected sizes within OpsDims, found one that needs %zu bytes more of the "
             "workspace",
-            bytes - (size_t)(r->end - r->next));
+            bytes - (r->end - r->next));
     r->next += bytes;
-    return p;
+    return (void *)p;
+}
+
+// Nothing is behind its addresses: what is taken from it is counted in `next`.
+static inline Room room_to_measure(void) {
+    Room r = {0, SIZE_MAX};
+    return r;
 }
 
 static inline Room room_shared(void) {
-    Room r = {workspace.shared, workspace.shared + workspace.shared_bytes};
+    Room r = {(size_t)workspace.shared, (size_t)workspace.shared + workspace.shared_bytes};
     return r;
 }
 
 static inline Room room_of_thread(int thread) {
-    char *p = workspace.parts + (size_t)thread * workspace.part_bytes;
+    size_t p = (size_t)workspace.parts + (size_t)thread * workspace.part_bytes;
     Room r = {p, p + workspace.part_bytes};
     return r;
 }
