@@ -61,12 +61,6 @@ middle() {
         END { print fastest ? x[NR] : (x[int((NR + 1) / 2)] + x[int(NR / 2) + 1]) / 2 }'
 }
 
-# Random tokens below V as a token shard: 256 words of header, then uint16.
-write_shard() {
-    [ -e "$work/tokens_$1.bin" ] || perl -e 'my ($n, $V) = (200000, shift); srand 1;
-        print pack("l<3 x1012", 20240520, 1, $n), pack("S<*", map { int rand $V } 1 .. $n)' "$1" >"$work/tokens_$1.bin"
-}
-
 # ---- steps: each prints the ms of a process's steps without the first, which plan and allocate ----
 
 step_times() {
@@ -106,7 +100,7 @@ row() { # NAME L C NH V B T STEPS, of each of two rounds
     local name=$1 rounds=2 steps=$8 warm=1 dtype one two theirs=0 second=0
     L=$2 C=$3 NH=$4 V=$5 B=$6 T=$7
     [ -z "$quick" ] || rounds=1
-    write_shard "$V"
+    dev/random_shard.sh "$V" "$work/tokens_$V.bin"
     for dtype in $dtypes; do
         rm -f $work/ms_* $work/peak
         for ((i = 0; i < rounds; i++)); do

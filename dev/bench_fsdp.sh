@@ -24,12 +24,12 @@ mkdir -p $work
 rm -f $work/fsdp_*
 train=${TRAIN:-./train_gpt}
 [ -n "${TRAIN:-}" ] || make -s DEVICE=cpu >/dev/null
-perl -e 'srand 1; print pack("l<3 x1012", 20240520, 1, 200000), pack("S<*", map { int rand 50257 } 1 .. 200000)' \
-    >$work/tokens.bin
+tokens=$work/tokens_50257.bin
+dev/random_shard.sh 50257 $tokens
 
 # "ms comm" of every step but the first, which plans the products
 run() { # PRECISION SHARD REDUCE
-    "$train" --model gpt2:d12 --seq 256 --batch 4 --ranks 2 --threads 1 --train $work/tokens.bin --steps 4 --json \
+    "$train" --model gpt2:d12 --seq 256 --batch 4 --ranks 2 --threads 1 --train $tokens --steps 4 --json \
         --precision "$1" --shard "$2" --reduce "$3" |
         awk '{ match($0, /"ms":[0-9.e+-]+/); ms = substr($0, RSTART + 5, RLENGTH - 5)
             match($0, /"comm_share":[0-9.e+-]+/); if (n++) print ms, substr($0, RSTART + 13, RLENGTH - 13) }' \

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Checks the CUDA program on a machine with a GPU, in under five minutes: every kernel against the CPU op, a few
+# Checks the CUDA program on a machine with a GPU, in under five minutes: every kernel against double precision, a few
 # steps of training against the CPU device and PyTorch's values, the time of each kernel against its bound, and
 # the MFU of a step. Without a GPU it builds all of it and says that it skips the rest.
 #
@@ -29,9 +29,9 @@ row() { printf '%-28s %-5s %s\n' "$@" | tee -a "$table"; }
 for dtype in fp32 bf16; do
     log="$out/test_kernels_$dtype.log"
     if "$out/cuda/test_kernels_$dtype" > "$log" 2>&1; then
-        row "kernels against the CPU ops" $dtype "$(grep -c '       OK ' "$log") tests pass"
+        row "kernels" $dtype "$(grep -c '       OK ' "$log") tests pass"
     else
-        row "kernels against the CPU ops" $dtype "FAILED, see $log"
+        row "kernels" $dtype "FAILED, see $log"
         grep -A3 -E 'ERROR|FAILED' "$log" || tail -3 "$log"
         failed=1
     fi

@@ -1,10 +1,9 @@
 // test/death.h: runs code that must end the process, in a child, and checks its last words.
 #pragma once
 
-#include <stdio.h>
-#include <string.h>
+#include "common.h"
+
 #include <sys/wait.h>
-#include <unistd.h>
 
 // run(argument) must exit with a status other than 0 after exactly one line on stderr, which
 // contains `expected`.

@@ -1,4 +1,4 @@
-# test/kernels.mk: every kernel against the CPU op, in the emulator: `make test-kernels`, each dtype in the plain, asan
+# test/kernels.mk: every kernel, in the emulator: `make test-kernels`, each dtype in the plain, asan
 # and race builds. On a GPU the same source is built by dev/gpu_check.sh. One alone:
 #   make test-kernels-race, or a program of it: build/cpu/emu/race/test_kernels_bf16
 include test/cpu_reference.mk

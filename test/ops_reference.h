@@ -5,13 +5,10 @@
 // proportion to that, however much of it cancels.
 #pragma once
 
+#include "common.h"
+
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <vector>
-extern "C" {
-#include <cmocka.h>
-}
 
 typedef std::vector<double> Doubles;
 typedef std::vector<float> Floats;

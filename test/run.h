@@ -1,39 +1,17 @@
 // test/run.h: runs the program and the scripts as a user does, in a shell, and keeps what they say.
 #pragma once
 
-#include <stdarg.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
+#include "common.h"
+
 #include <sys/wait.h>
 
 #define PROGRAM "./train_gpt"
 #define MPIRUN "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe"
 
-static char folder[64];  // for all that a test program writes; see make_test_folder
-
 typedef struct {
     int status;
     char out[16384], err[4096];
 } Outcome;
-
-static inline int make_test_folder(const char *name) {
-    snprintf(folder, sizeof folder, "/tmp/%s.XXXXXX", name);
-    return mkdtemp(folder) ? 0 : -1;
-}
-
-static inline int remove_test_folder(void) {
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command);
-}
-
-static inline void read_text(const char *path, char *text, size_t room) {
-    FILE *f = fopen(path, "r");
-    size_t n = f ? fread(text, 1, room - 1, f) : 0;
-    text[n] = 0;
-    if (f) fclose(f);
-}
 
 // Runs a shell command, in at most a minute.
 static inline Outcome run(const char *format, ...) {

@@ -1,21 +1,12 @@
 // test/test_checkpoint.cpp: the checkpoint room by itself: the index, which checkpoints there are
 // and which may go, damaged files, checksums of parts, outliers. Whole runs are test_resume.cpp's.
 #pragma GCC diagnostic ignored "-Wunused-function"  // ranks.h: nothing is started here
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-extern "C" {
-#include <cmocka.h>
-}
 
 #include "../checkpoint/load.h"
 #include "../checkpoint/save.h"
 #include "death.h"
 
 extern const GptCode gpt_fp32_generic;
-static char folder[] = "/tmp/test_checkpoint_XXXXXX";
 
 // ---- checksums ---------------------------------------------------------------------------------
 
@@ -347,7 +338,6 @@ static void a_checkpoint_cut_at_any_length_is_refused(void **) {
 }
 
 int main(void) {
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checksum_is_the_sum_of_its_parts_however_they_are_cut),
         cmocka_unit_test(a_checksum_sees_flips_and_exchanged_grains),
@@ -360,8 +350,5 @@ int main(void) {
         cmocka_unit_test(every_flipped_byte_of_a_checkpoint_is_refused),
         cmocka_unit_test(a_checkpoint_cut_at_any_length_is_refused),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return (system(command) != 0) + failed;
+    return run_in_folder(tests);
 }

@@ -1,35 +1,7 @@
 // test/test_dataloader.cpp: dataloader.h by itself: what is read, in which order, and what is
 // refused. Writes to a temporary folder; reads test/reference/.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-extern "C" {
-#include <cmocka.h>
-}
-
 #include "../dataloader.h"
 #include "death.h"
-
-static char folder[] = "/tmp/test_dataloader_XXXXXX";
-
-// A path in the temporary folder; good until the fourth call after it.
-static const char *temporary(const char *name) {
-    static char paths[4][256];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-static const char *write_file(const char *name, const void *bytes, size_t n) {
-    const char *path = temporary(name);
-    FILE *f = fopen_check(path, "w");
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    fclose_check(f, path);
-    return path;
-}
 
 // A shard whose tokens count up from `first`; token_bytes 2 or 4.
 static const char *write_shard(const char *name, uint32_t first, uint32_t count, int token_bytes) {
@@ -41,7 +13,7 @@ static const char *write_shard(const char *name, uint32_t first, uint32_t count,
         uint32_t token = first + i;
         memcpy(bytes + 1024 + (size_t)token_bytes * i, &token, (size_t)token_bytes);
     }
-    return write_file(name, bytes, 1024 + (size_t)token_bytes * count);
+    return write_file(temporary(name), bytes, 1024 + (size_t)token_bytes * count);
 }
 
 // Micro-batch m of the global order.
@@ -69,7 +41,7 @@ static void fetch_batch(DataLoader *dl, uint64_t m, int *tokens, int *targets) {
 static void text_is_bytes_after_an_end_of_text(void **) {
     DataLoader dl;
     int x[8], y[8];
-    const char *path = write_file("t.txt", "abc\xff\ndef\0", 9);
+    const char *path = write_file(temporary("t.txt"), "abc\xff\ndef\0", 9);
     dataloader_open(&dl, path, 2, 4, 257, 1, false);
     assert_true(dl.samples == 2 && dl.tokens == 10);
     fetch_batch(&dl, 0, x, y);
@@ -122,8 +94,8 @@ static void the_last_target_of_a_sample_is_the_first_token_of_the_next(void **) 
 
 static void a_name_with_brackets_is_a_file_before_it_is_a_pattern(void **) {
     DataLoader dl;
-    write_file("book[1].txt", "the one with brackets", 21);
-    write_file("book1.txt", "another", 7);
+    write_file(temporary("book[1].txt"), "the one with brackets", 21);
+    write_file(temporary("book1.txt"), "another", 7);
     dataloader_open(&dl, temporary("book[1].txt"), 1, 4, 257, 1, false);
     assert_true(dl.file_count == 1 && dl.tokens == 22);
     dataloader_close(&dl);
@@ -136,7 +108,7 @@ static void a_name_with_brackets_is_a_file_before_it_is_a_pattern(void **) {
 static void folders_that_match_are_left_out(void **) {
     DataLoader dl;
     assert_int_equal(mkdir(temporary("mixed_1"), 0700), 0);
-    write_file("mixed_2", "some text", 9);
+    write_file(temporary("mixed_2"), "some text", 9);
     const char *pattern = temporary("mixed_*");
     assert_int_equal(dataloader_default_vocab(pattern), 257);
     dataloader_open(&dl, pattern, 1, 4, 257, 1, false);
@@ -147,11 +119,11 @@ static void folders_that_match_are_left_out(void **) {
 static void empty_and_short_files_give_no_sample_and_are_counted(void **) {
     DataLoader dl;
     int x[4], y[4];
-    write_file("some_1.txt", "", 0);
-    write_file("some_2.txt", "abcdefgh", 8);
-    write_file("some_3.txt", "abc", 3);
-    write_file("some_4.txt", "ABCDEFGH", 8);
-    write_file("some_5.txt", "", 0);
+    write_file(temporary("some_1.txt"), "", 0);
+    write_file(temporary("some_2.txt"), "abcdefgh", 8);
+    write_file(temporary("some_3.txt"), "abc", 3);
+    write_file(temporary("some_4.txt"), "ABCDEFGH", 8);
+    write_file(temporary("some_5.txt"), "", 0);
     dataloader_open(&dl, temporary("some_*.txt"), 1, 4, 257, 1, false);
     assert_true(dl.file_count == 5 && dl.short_files == 3 && dl.samples == 4);
     dataloader_check(&dl);
@@ -358,7 +330,7 @@ static void expect_bad_shard(int word, uint32_t value, size_t cut, const char *e
     header[word] = value;
     memset(bytes, 0, sizeof bytes);
     memcpy(bytes, header, 1024);
-    expect_death(run_open, write_file("bad.bin", bytes, sizeof bytes - cut), expected);
+    expect_death(run_open, write_file(temporary("bad.bin"), bytes, sizeof bytes - cut), expected);
 }
 
 static void bad_files_end_in_one_line(void **) {
@@ -370,11 +342,11 @@ static void bad_files_end_in_one_line(void **) {
     alarm(20);
     expect_death(run_open, pipe, "pipe.txt: expected a regular file, found a pipe");
     alarm(0);
-    expect_death(run_open, write_file("empty.bin", "", 0),
+    expect_death(run_open, write_file(temporary("empty.bin"), "", 0),
                  "expected a token shard, found an empty");
-    expect_death(run_open, write_file("empty.txt", "", 0),
+    expect_death(run_open, write_file(temporary("empty.txt"), "", 0),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 1 in 1 file(s)");
-    expect_death(run_open, write_file("short.txt", "1234567", 7),
+    expect_death(run_open, write_file(temporary("short.txt"), "1234567", 7),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 8 in 1 file(s)");
     expect_death(run_open, folder, "found only 1 folder(s); to take all files of one: /tmp/test_");
     expect_bad_shard(0, 20240326, 0, "expected a token shard (magic 20240520 or 20240801), found");
@@ -384,14 +356,14 @@ static void bad_files_end_in_one_line(void **) {
     expect_bad_shard(2, 99, 0, "expected 1222 bytes for 99 tokens, found 1224");
     expect_bad_shard(2, 0, 200, "no file has the 9 tokens");
     expect_bad_shard(2, 0xffffffff, 0, "expected 8589935614 bytes for 4294967295 tokens");
-    expect_death(run_open, write_file("tiny.bin", "x", 1), "expected a token shard");
+    expect_death(run_open, write_file(temporary("tiny.bin"), "x", 1), "expected a token shard");
 }
 
 static void mixed_kinds_are_refused(void **) {
     write_shard("mix_1.bin", 0, 50, 2);
     write_shard("mix_2.bin", 0, 50, 4);
     expect_death(run_open, temporary("mix_*"), "mixes kinds of data");
-    write_file("mix_2.bin.txt", "some text that is long enough", 29);
+    write_file(temporary("mix_2.bin.txt"), "some text that is long enough", 29);
     unlink(temporary("mix_2.bin"));
     expect_death(run_open, temporary("mix_*"), "mix_1.bin is uint16 shard");
 }
@@ -478,14 +450,7 @@ static void the_first_step_is_the_one_python_trained_on(void **) {
     }
 }
 
-static int remove_folder(void **) {
-    char command[64];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command);
-}
-
 int main(void) {
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(text_is_bytes_after_an_end_of_text),
         cmocka_unit_test(both_kinds_of_shard_give_their_tokens),
@@ -508,5 +473,5 @@ int main(void) {
         cmocka_unit_test(a_file_that_shrinks_during_the_run_is_named),
         cmocka_unit_test(the_first_step_is_the_one_python_trained_on),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return run_in_folder(tests);
 }

@@ -2,14 +2,10 @@
 // under every schedule of its streams; the race build finds nothing in it, and finds each
 // wait that is left out.
 #include "../lib/die.h"
+#include "common.h"
 
 #include <math.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/wait.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #ifndef EMULATED  // the folder with the emulated programs
 #define EMULATED "build/cpu/emu"

@@ -3,16 +3,12 @@
 // norms and all of parameters, gradients, m and v with one unsharded rank that sees the same
 // micro-batches.
 #include "../checkpoint/parameters.h"
+#include "common.h"
 
 #include <math.h>
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #include "../lib/clock.h"
 #include "trace.h"
@@ -20,7 +16,6 @@ extern "C" {
 extern const GptCode gpt_fp32_generic, gpt_bf16_generic;
 
 enum { STEPS = 10, ARRAYS = 4, MOST_RANKS = 8 };
-static char folder[64];
 
 typedef struct {
     int world, micro_steps, K;
@@ -359,8 +354,6 @@ static void a_rank_that_comes_late_is_late_in_its_trace(void **) {
 
 int main(void) {
     omp_set_num_threads(1);  // ranks are forked, threads would not be
-    snprintf(folder, sizeof folder, "/tmp/test_fsdp.XXXXXX");
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_strategy_gives_the_bits_of_one_unsharded_rank),
         cmocka_unit_test(every_dtype_gives_the_bits_of_one_rank),
@@ -369,8 +362,5 @@ int main(void) {
         cmocka_unit_test(a_step_is_issued_in_the_order_on_record),
         cmocka_unit_test(a_rank_that_comes_late_is_late_in_its_trace),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return system(command) != 0 || failed;
+    return run_in_folder(tests);
 }

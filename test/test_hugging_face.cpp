@@ -6,11 +6,6 @@
 
 #include <math.h>
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #include "death.h"
 #include "run.h"
@@ -566,13 +561,8 @@ static void ranks_end_together_on_a_bad_model(void **) {
                    "--export-hf README.md");
 }
 
-static int remove_folder(void **) {
-    return remove_test_folder();
-}
-
 int main(void) {
     omp_set_num_threads(1);
-    if (make_test_folder("test_hugging_face") != 0) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(logits_are_those_of_transformers),
         cmocka_unit_test(halves_several_files_and_names_without_prefix_are_read),
@@ -592,5 +582,5 @@ int main(void) {
         cmocka_unit_test(a_checkpoint_is_exported_without_training),
         cmocka_unit_test(ranks_end_together_on_a_bad_model),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return run_in_folder(tests);
 }

@@ -93,40 +93,32 @@ static void encoder_forward_gives_the_bits_of_the_cpu(void **) {
 }
 
 // dwte is summed in ascending order of positions by both, dwpe in that of the batch: the same bits.
+static void check_encoder_backward(int B, int T, int C, int V, const Ints &tokens) {
+    Workspace sizes(B, T, C, 1, V);
+    Array dout = random_array((size_t)B * T * C, 1);
+    Floats dwte = random_floats((size_t)V * C, 1), dwpe = random_floats((size_t)T * C, 1);
+    Device<float> a(dwte), b(dwpe);
+    Device<floatX> d(dout);
+    Device<int> t(tokens);
+    encoder_backward(a.at, b.at, d.at, t.at, B, T, C, stream);
+    cpu::encoder_backward(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
+    check_same("dwte", a.host(), dwte);
+    check_same("dwpe", b.host(), dwpe);
+}
+
 static void encoder_backward_gives_the_bits_of_the_cpu(void **) {
     for (auto &s : ENCODERS) {
-        int B = s[0], T = s[1], C = s[2], V = s[3];
-        Workspace sizes(B, T, C, 1, V);
-        Array dout = random_array((size_t)B * T * C, 1);
+        int B = s[0], T = s[1], V = s[3];
         Ints tokens = random_tokens(B * T, V);
         tokens[0] = V - 1, tokens[B * T - 1] = V - 1;
-        Floats dwte = random_floats((size_t)V * C, 1), dwpe = random_floats((size_t)T * C, 1);
-        Device<float> a(dwte), b(dwpe);
-        Device<floatX> d(dout);
-        Device<int> t(tokens);
-        encoder_backward(a.at, b.at, d.at, t.at, B, T, C, stream);
-        cpu::encoder_backward(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
-        check_same("dwte", a.host(), dwte);
-        check_same("dwpe", b.host(), dwpe);
+        check_encoder_backward(B, T, s[2], V, tokens);
     }
 }
 
 // A token that is most of the batch: runs longer than a block, and one that
 // ends exactly with a block.
 static void encoder_backward_sums_long_runs_of_one_token(void **) {
-    const int B = 1, C = 3, V = 5;
-    for (int T : {255, 256, 257, 600}) {
-        Workspace sizes(B, T, C, 1, V);
-        Array dout = random_array((size_t)T * C, 1);
-        Floats dwte(V * C), dwpe((size_t)T * C);
-        Ints tokens((size_t)T, 2);
-        Device<float> a(dwte), b(dwpe);
-        Device<floatX> d(dout);
-        Device<int> t(tokens);
-        encoder_backward(a.at, b.at, d.at, t.at, B, T, C, stream);
-        cpu::encoder_backward(dwte.data(), dwpe.data(), dout.data(), tokens.data(), B, T, C);
-        check_same("dwte", a.host(), dwte);
-    }
+    for (int T : {255, 256, 257, 600}) check_encoder_backward(1, T, 3, 5, Ints((size_t)T, 2));
 }
 
 // ---- layernorm ---------------------------------------------------------------------------------

@@ -1,14 +1,5 @@
 // test/test_lib.cpp: lib/ by itself: options, learning rates, random numbers, tensors, model files,
 // tokenizers, sampling, logs, the watchdog. Reads test/reference/, writes to a temporary folder.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-
-extern "C" {
-#include <cmocka.h>
-}
-
 #include "../lib/buffers.h"
 #include "../lib/logger.h"
 #include "../lib/model_file.h"
@@ -22,32 +13,6 @@ extern "C" {
 
 #include <signal.h>
 #include <sys/resource.h>
-
-static char folder[] = "/tmp/test_lib_XXXXXX";
-
-// A path in the temporary folder; good until the fourth call after it.
-static const char *temporary(const char *name) {
-    static char paths[4][256];
-    static int next;
-    char *path = paths[next++ % 4];
-    snprintf(path, sizeof paths[0], "%s/%s", folder, name);
-    return path;
-}
-
-static void write_file(const char *path, const void *bytes, size_t n) {
-    FILE *f = fopen_check(path, "w");
-    assert_int_equal(fwrite(bytes, 1, n, f), n);
-    fclose_check(f, path);
-}
-
-static char *read_file(const char *path) {
-    static char text[65536];
-    FILE *f = fopen_check(path, "r");
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    text[n] = 0;
-    fclose(f);
-    return text;
-}
 
 // ---- options -----------------------------------------------------------------------------------
 
@@ -1335,14 +1300,7 @@ static void unknown_devices_have_no_peak(void **) {
     assert_true(peak_flops("some other GPU", 1) == 0);
 }
 
-static int remove_folder(void **) {
-    char command[64];
-    snprintf(command, sizeof command, "rm -r %s", folder);
-    return system(command);
-}
-
 int main(void) {
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_has_its_default_and_takes_another_value),
         cmocka_unit_test(every_option_refuses_what_is_not_its_value),
@@ -1404,5 +1362,5 @@ int main(void) {
         cmocka_unit_test(unknown_devices_have_no_peak),
         cmocka_unit_test(the_quickstart_names_the_text_that_is_too_small),
     };
-    return cmocka_run_group_tests(tests, NULL, remove_folder);
+    return run_in_folder(tests);
 }

@@ -2,19 +2,14 @@
 // under real limits: bound cores, control groups, ulimit, containers' process numbers, launchers'
 // variables. What a machine does not let us set up is skipped.
 #include "../lib/machine.h"
+#include "common.h"
 
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/wait.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #define PROGRAM "./train_gpt"
 #define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train 'test/reference/tiny/train_*.bin' "
 #define MPIRUN "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe "
-static char folder[64];
 
 typedef struct {
     int code;
@@ -397,8 +392,6 @@ static void tasks_of_slurm_that_are_no_ranks_are_refused(void **) {
 }
 
 int main(void) {
-    snprintf(folder, sizeof folder, "/tmp/test_machine.XXXXXX");
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_tightest_of_nested_groups_of_version_2_counts),
         cmocka_unit_test(groups_of_version_1_are_found_where_they_are_mounted),
@@ -421,8 +414,5 @@ int main(void) {
         cmocka_unit_test(variables_left_over_from_a_launcher_do_not_forbid_ranks),
         cmocka_unit_test(tasks_of_slurm_that_are_no_ranks_are_refused),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return (failed == 0 && system(command) != 0) || failed;
+    return run_in_folder(tests);
 }

@@ -3,18 +3,14 @@
 // disagreeing ranks are named.
 #include "../cpu/nccl.h"
 #include "../lib/die.h"
+#include "common.h"
 
 #include <math.h>
 #include <omp.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <sys/mman.h>
 #include <sys/wait.h>
 #include <vector>
-extern "C" {
-#include <cmocka.h>
-}
 
 #define expect(condition, ...)                                                                     \
     if (!(condition)) die(__VA_ARGS__)
@@ -209,20 +205,15 @@ static void communicators_split_by_color_and_key(void **) {
 }
 
 static void ranks_that_disagree_are_named(void **) {
-    char path[] = "/tmp/test_nccl.XXXXXX", text[4096] = "";
-    close(mkstemp(path));
+    const char *path = temporary("errors");
     void *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
     die_spoken = (int *)shared;
     assert_int_not_equal(on_ranks(3, disagrees, path), 0);
     die_spoken = NULL;
-    FILE *f = fopen(path, "r");
-    size_t n = fread(text, 1, sizeof text - 1, f);
-    text[n] = 0;
-    fclose(f);
-    unlink(path);
+    const char *text = read_file(path);
     if (!strstr(text, "rank 1 calls AllReduce of 7 fp32 (sum)") ||
-        !strstr(text, "calls AllGather of 8 fp32") || strchr(text, '\n') != text + n - 1)
+        !strstr(text, "calls AllGather of 8 fp32") || strchr(text, '\n') != text + strlen(text) - 1)
         fail_msg("expected both calls to be named in one line, found: %s", text);
 }
 
@@ -234,5 +225,5 @@ int main(void) {
         cmocka_unit_test(communicators_split_by_color_and_key),
         cmocka_unit_test(ranks_that_disagree_are_named),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_in_folder(tests);
 }

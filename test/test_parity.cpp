@@ -2,19 +2,14 @@
 // dev/make_reference.py): losses, norms and validation of 20 steps, every tensor's gradient of the
 // first step, parameters at the end.
 #include "../checkpoint/parameters.h"
+#include "common.h"
 
 #include <math.h>
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 extern const GptCode gpt_fp32_generic;
 
 #define PROGRAM "./train_gpt"
-static char folder[64];
 
 // Runs the program on one of the reference folders.
 static void train(const char *which, const char *options, const char *out) {
@@ -165,8 +160,6 @@ static void parameters_after_20_steps_are_pytorchs(void **) {
 
 int main(void) {
     omp_set_num_threads(1);
-    snprintf(folder, sizeof folder, "/tmp/test_parity.XXXXXX");
-    if (!mkdtemp(folder)) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_and_norms_of_20_steps_are_pytorchs_in_fp32),
         cmocka_unit_test(losses_and_norms_of_20_steps_are_pytorchs_in_bf16),
@@ -174,8 +167,5 @@ int main(void) {
         cmocka_unit_test(every_tensors_gradient_is_pytorchs),
         cmocka_unit_test(parameters_after_20_steps_are_pytorchs),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    char command[128];
-    snprintf(command, sizeof command, "rm -rf %s", folder);
-    return (failed == 0 && system(command) != 0) || failed;
+    return run_in_folder(tests);
 }

@@ -4,13 +4,8 @@
 #include "../lib/die.h"
 
 #include <math.h>
-#include <setjmp.h>
 #include <signal.h>
-#include <stdarg.h>
 #include <time.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #include "run.h"
 #include "trace.h"
@@ -380,7 +375,6 @@ static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
 }
 
 int main(void) {
-    if (make_test_folder("test_program") != 0) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_and_files_end_in_one_line),
         cmocka_unit_test(bad_shards_end_in_one_line),
@@ -403,6 +397,5 @@ int main(void) {
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return (failed == 0 && remove_test_folder() != 0) || failed;
+    return run_in_folder(tests);
 }

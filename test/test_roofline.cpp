@@ -1,15 +1,7 @@
 // test/test_roofline.cpp: the model of a GPU (plan/): its parts by hand, and the model held against
 // launches whose times others have published.
+#include "common.h"
 #include "plan/roofline.h"
-
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-#include <stdio.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 static void check_near(const char *what, double found, double expected, double allowed) {
     if (fabs(found / expected - 1) <= allowed) return;

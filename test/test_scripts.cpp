@@ -1,12 +1,5 @@
 // test/test_scripts.cpp: the commands in scripts/ as a user runs them: what they are given holds,
 // and what is wrong with it is said in one line.
-#include <setjmp.h>
-#include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 #include "run.h"
 
@@ -134,7 +127,6 @@ static void scripts_that_compute_do_so_in_the_c_locale(void **) {
 }
 
 int main(void) {
-    if (make_test_folder("test_scripts") != 0) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(the_published_models_can_be_planned),
         cmocka_unit_test(options_behind_the_size_win_over_the_table),
@@ -145,6 +137,5 @@ int main(void) {
         cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return (failed == 0 && remove_test_folder() != 0) || failed;
+    return run_in_folder(tests);
 }

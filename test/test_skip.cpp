@@ -3,14 +3,10 @@
 #include "../gpt.cu"
 
 #include "../checkpoint/parameters.h"
+#include "common.h"
 
 #include <omp.h>
-#include <setjmp.h>
-#include <stdarg.h>
 #include <sys/wait.h>
-extern "C" {
-#include <cmocka.h>
-}
 
 enum { RANKS = 3 };
 
