@@ -2,10 +2,10 @@
 // under every schedule of its streams; the race build finds nothing in it, and finds each
 // wait that is left out.
 #include "../lib/die.h"
-#include "common.h"
+#define LIMIT "300"
+#include "run.h"
 
 #include <math.h>
-#include <sys/wait.h>
 
 #ifndef EMULATED  // the folder with the emulated programs
 #define EMULATED "build/cpu/emu"
@@ -15,28 +15,6 @@ enum { FOUND = 66 };  // exit code of the emulator's reports
 #define OPTIONS                                                                                    \
     "--model gpt2:L=4,C=32,NH=2,T=16,V=37 --train test/reference/tiny/train_*.bin --batch 1 --lr " \
     "0.01 --json "
-
-typedef struct {
-    int status;
-    char text[32768];
-} Outcome;
-
-// Output and errors together, within five minutes.
-static Outcome run(const char *format, ...) {
-    static char command[2048], full[4096];
-    Outcome o = {-1, ""};
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    snprintf(full, sizeof full, "set -f; timeout -s KILL 300 env %s 2>&1", command);
-    FILE *f = popen(full, "r");
-    size_t n = fread(o.text, 1, sizeof o.text - 1, f);
-    o.text[n] = 0;
-    int status = pclose(f);
-    o.status = WIFEXITED(status) ? WEXITSTATUS(status) : 128;
-    return o;
-}
 
 static int numbers_of(const char *text, const char *name, double *x, int most) {
     int n = 0;
@@ -48,12 +26,12 @@ static int numbers_of(const char *text, const char *name, double *x, int most) {
 static void compare(const char *what, const Outcome *found, const Outcome *expected,
                     double tolerance) {
     static const char *const names[] = {"\"loss\":", "\"norm\":"};
-    if (found->status != 0) fail_msg("%s: exit code %d: %s", what, found->status, found->text);
+    if (found->status != 0) fail_msg("%s: exit code %d: %s", what, found->status, found->err);
     for (int k = 0; k < 2; k++) {
         double x[16] = {0}, y[16] = {0};
-        int n = numbers_of(found->text, names[k], x, 16);
-        if (n == 0 || n != numbers_of(expected->text, names[k], y, 16))
-            fail_msg("%s: %s", what, found->text);
+        int n = numbers_of(found->out, names[k], x, 16);
+        if (n == 0 || n != numbers_of(expected->out, names[k], y, 16))
+            fail_msg("%s: %s", what, found->err);
         for (int i = 0; i < n; i++)
             if (!(fabs(x[i] - y[i]) <= tolerance * fabs(y[i])))
                 fail_msg("%s: %s of step %d: expected %.9g, found %.9g", what, names[k], i, y[i],
@@ -67,8 +45,8 @@ static void check(const char *environment, int ranks, const char *more, double t
     const char *options = OPTIONS "--tokens-per-step 64 --steps 3";
     expected = run("./train_gpt %s %s --ranks %d", options, more, ranks);
     assert_int_equal(expected.status, 0);
-    found =
-        run("%s " EMULATED "/plain/train_gpt %s %s --ranks %d", environment, options, more, ranks);
+    found = run("env %s " EMULATED "/plain/train_gpt %s %s --ranks %d", environment, options, more,
+                ranks);
     char what[512];
     snprintf(what, sizeof what, "%s, %d ranks %s", environment, ranks, more);
     compare(what, &found, &expected, tolerance);
@@ -104,7 +82,7 @@ static void the_race_build_finds_nothing(void **) {
     for (const char *o : options) {
         static Outcome found;
         found = run(EMULATED "/race/train_gpt " OPTIONS "--ranks 2 --steps 2 %s", o);
-        if (found.status != 0) fail_msg("%s: exit code %d: %s", o, found.status, found.text);
+        if (found.status != 0) fail_msg("%s: exit code %d: %s", o, found.status, found.err);
     }
 }
 
@@ -114,10 +92,10 @@ static void every_wait_that_is_left_out_is_found(void **) {
     for (const char *d : defects) {
         static Outcome found;
         // One gradient slot: with two the next wait would imply the one left out.
-        found = run("'FSDP_DEFECT=%s' " RACE "--grad-buffers 1", d);
+        found = run("FSDP_DEFECT='%s' " RACE "--grad-buffers 1", d);
         if (found.status != FOUND)
             fail_msg("without the wait `%s`: expected a report, found exit code %d: %s", d,
-                     found.status, found.text);
+                     found.status, found.err);
     }
 }
 
@@ -125,8 +103,8 @@ static void a_swapped_collective_is_named(void **) {
     static Outcome found;
     found = run("FSDP_DEFECT=swapped EMU_STALL_SECONDS=10 " EMULATED "/plain/train_gpt " OPTIONS
                 "--ranks 2 --steps 2");
-    if (found.status == 0 || !strstr(found.text, "AllReduce"))
-        fail_msg("exit code %d: %s", found.status, found.text);
+    if (found.status == 0 || !strstr(found.err, "AllReduce"))
+        fail_msg("exit code %d: %s", found.status, found.err);
 }
 
 // One bit of one gradient of rank 1 flips in the second step, which is audited.
@@ -135,9 +113,9 @@ static void an_audit_finds_a_flipped_bit_and_names_ranks_and_unit(void **) {
         static Outcome found;
         const char *options = OPTIONS "--steps 2 --audit-every 2";
         found = run("FSDP_DEFECT=flip " EMULATED "/plain/train_gpt %s --ranks %d", options, ranks);
-        if (found.status == 0 || !strstr(found.text, "different gradients of block 1 from") ||
-            !strstr(found.text, ranks == 3 ? "ranks 1 and 2" : "ranks 1 and 0"))
-            fail_msg("exit code %d: %s", found.status, found.text);
+        if (found.status == 0 || !strstr(found.err, "different gradients of block 1 from") ||
+            !strstr(found.err, ranks == 3 ? "ranks 1 and 2" : "ranks 1 and 0"))
+            fail_msg("exit code %d: %s", found.status, found.err);
     }
     static Outcome plain, audited;
     const char *options = OPTIONS "--steps 2 --ranks 2";
@@ -149,10 +127,10 @@ static void an_audit_finds_a_flipped_bit_and_names_ranks_and_unit(void **) {
 static void a_device_that_fails_ends_in_one_line(void **) {
     static Outcome found;
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
-    if (!strstr(found.text, "cannot allocate")) fail_msg("found: %s", found.text);
+    if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
     found = run("EMU_DEVICES=0 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
-    if (found.status == 0 || !strstr(found.text, "make DEVICE=cpu"))
-        fail_msg("exit code %d: %s", found.status, found.text);
+    if (found.status == 0 || !strstr(found.err, "make DEVICE=cpu"))
+        fail_msg("exit code %d: %s", found.status, found.err);
 }
 
 int main(void) {
@@ -165,5 +143,5 @@ int main(void) {
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    return run_in_folder(tests);
 }

@@ -35,11 +35,11 @@ static int random_below(int n) {
 static const struct {
     const char *launch, *options, *whom;
 } victims[] = {
-    {"", "--ranks 3", "\\$pid"},
-    {"", "--ranks 4 --shard hybrid:2", "\\$(pgrep -P \\$pid | sed -n 2p)"},
-    {"", "", "\\$pid"},
-    {MPIRUN " -n 2", "", "\\$pid"},
-    {MPIRUN " -n 3", "--shard states", "\\$(pgrep -P \\$pid -x train_gpt | sed -n 3p)"},
+    {"", "--ranks 3", "$pid"},
+    {"", "--ranks 4 --shard hybrid:2", "$(pgrep -P $pid | sed -n 2p)"},
+    {"", "", "$pid"},
+    {MPIRUN " -n 2", "", "$pid"},
+    {MPIRUN " -n 3", "--shard states", "$(pgrep -P $pid -x train_gpt | sed -n 3p)"},
 };
 
 // Starts or continues FOLDER/run and kills somebody after `ms`, or as soon as a checkpoint is being
@@ -49,14 +49,14 @@ static void kill_once(int victim, bool saving, int ms) {
     snprintf(what, sizeof what, "victim %d, %s %d ms", victim, saving ? "saving," : "after", ms);
     Outcome o =
         run("ls /dev/shm >%s/before; BAD_DISK=checkpoints BAD_DISK_SLOW_MS=%d LD_PRELOAD=" BAD_DISK
-            " %s " RUN "%s --out %s/run --resume auto >/dev/null 2>&1 & pid=\\$!; "
-            "if [ %d = 1 ]; then while kill -0 \\$pid && ! ls %s/run/checkpoints | grep -q tmp; do "
-            "sleep 0.01; done; fi 2>/dev/null; sleep 0.%03d; kill -9 %s 2>/dev/null; wait \\$pid; "
-            "status=\\$?; for i in {1..100}; do left=\\$(pgrep -f '^./train_gpt.*%s/run'); "
-            "[ -z \\\"\\$left\\\" ] && break; sleep 0.1; done; set +f; "
-            "shm=\\$(ls /dev/shm | grep -vxFf %s/before | while read f; do "
-            "cat /proc/[0-9]*/maps 2>/dev/null | grep -q /dev/shm/\\$f || echo \\$f; done); "
-            "echo left \\$left \\$shm; exit \\$status",
+            " %s " RUN "%s --out %s/run --resume auto >/dev/null 2>&1 & pid=$!; "
+            "if [ %d = 1 ]; then while kill -0 $pid && ! ls %s/run/checkpoints | grep -q tmp; do "
+            "sleep 0.01; done; fi 2>/dev/null; sleep 0.%03d; kill -9 %s 2>/dev/null; wait $pid; "
+            "status=$?; for i in {1..100}; do left=$(pgrep -f '^./train_gpt.*%s/run'); "
+            "[ -z \"$left\" ] && break; sleep 0.1; done; set +f; "
+            "shm=$(ls /dev/shm | grep -vxFf %s/before | while read f; do "
+            "cat /proc/[0-9]*/maps 2>/dev/null | grep -q /dev/shm/$f || echo $f; done); "
+            "echo left $left $shm; exit $status",
             folder, random_below(4) * 4, victims[victim].launch, victims[victim].options, folder,
             saving, folder, saving ? random_below(40) : ms, victims[victim].whom, folder, folder);
     if (strcmp(o.out, "left\n")) fail_msg("%s: processes or shared memory are %s", what, o.out);

@@ -507,7 +507,7 @@ static void indexes_that_are_wrong_are_refused(void **) {
     char path[128], name[192];
     run("mkdir -p %s/index; cp " REFERENCE
         "/fp32/config.json %s/index; for x in a b; do cp " REFERENCE
-        "/fp32/model.safetensors %s/index/\\$x.safetensors; done",
+        "/fp32/model.safetensors %s/index/$x.safetensors; done",
         folder, folder, folder);
     snprintf(path, sizeof path, "%s/index", folder);
     snprintf(name, sizeof name, "%s/model.safetensors.index.json", path);

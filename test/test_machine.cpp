@@ -2,42 +2,11 @@
 // under real limits: bound cores, control groups, ulimit, containers' process numbers, launchers'
 // variables. What a machine does not let us set up is skipped.
 #include "../lib/machine.h"
-#include "common.h"
+#include "run.h"
 
 #include <signal.h>
-#include <sys/wait.h>
 
-#define PROGRAM "./train_gpt"
 #define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train 'test/reference/tiny/train_*.bin' "
-#define MPIRUN "OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1 mpirun --oversubscribe "
-
-typedef struct {
-    int code;
-    char text[16384];  // stdout and stderr
-} Outcome;
-
-// Runs a shell command, in at most a minute.
-__attribute__((format(printf, 1, 2))) static Outcome run(const char *format, ...) {
-    static char command[4096], full[8192];
-    va_list args;
-    va_start(args, format);
-    vsnprintf(command, sizeof command, format, args);
-    va_end(args);
-    snprintf(full, sizeof full, "timeout -s KILL 60 bash <<'END' 2>&1\n%s\nEND\n", command);
-    FILE *f = popen(full, "r");
-    Outcome o = {};
-    size_t n = f ? fread(o.text, 1, sizeof o.text - 1, f) : 0;
-    o.text[n] = 0;
-    int status = f ? pclose(f) : -1;
-    o.code = WIFEXITED(status) ? WEXITSTATUS(status) : 128 + WTERMSIG(status);
-    return o;
-}
-
-#define expect_text(o, words)                                                                      \
-    do {                                                                                           \
-        if (!strstr((o).text, words))                                                              \
-            fail_msg("expected `%s`, found code %d and: %s", words, (o).code, (o).text);           \
-    } while (0)
 
 static void put(const char *name, const char *text) {
     char path[256], command[512];
@@ -166,12 +135,12 @@ static void a_run_has_the_threads_it_was_given(void **) {
 
 static void idle_cores_of_mpirun_are_named(void **) {
     if (system("command -v mpirun >/dev/null") != 0 || sysconf(_SC_NPROCESSORS_ONLN) < 2) skip();
-    Outcome o = run(MPIRUN "-n 1 --bind-to core " PROGRAM " " TINY "--steps 1");
+    Outcome o = run(MPIRUN " -n 1 --bind-to core " PROGRAM " " TINY "--steps 1");
     expect_text(o, "mpirun has bound this rank to 1 core(s)");
-    o = run(MPIRUN "-n 1 --bind-to none " PROGRAM " " TINY "--steps 1");
-    if (strstr(o.text, "mpirun has bound")) fail_msg("expected no such line, found: %s", o.text);
-    o = run(MPIRUN "-n 1 --bind-to core " PROGRAM " " TINY "--steps 1 --threads 1");
-    if (strstr(o.text, "mpirun has bound")) fail_msg("expected no such line, found: %s", o.text);
+    o = run(MPIRUN " -n 1 --bind-to none " PROGRAM " " TINY "--steps 1");
+    if (strstr(o.err, "mpirun has bound")) fail_msg("expected no such line, found: %s", o.err);
+    o = run(MPIRUN " -n 1 --bind-to core " PROGRAM " " TINY "--steps 1 --threads 1");
+    if (strstr(o.err, "mpirun has bound")) fail_msg("expected no such line, found: %s", o.err);
 }
 
 // Milliseconds of processor time of a process; 0 if there is none.
@@ -192,7 +161,7 @@ static void a_rank_that_waits_for_another_leaves_its_core_to_others(void **) {
     Outcome o = run(PROGRAM " " TINY "--ranks 2 --steps 123463 >/dev/null & pid=$!; sleep 2; "
                             "set -- $(pgrep -P $pid); kill -STOP $2; sleep 0.5; echo $pid $1");
     int parent = 0, waiting = 0;
-    assert_int_equal(sscanf(o.text, "%d %d", &parent, &waiting), 2);
+    assert_int_equal(sscanf(o.out, "%d %d", &parent, &waiting), 2);
     long before = processor_ms(waiting);
     sleep(2);
     long used = processor_ms(waiting) - before;
@@ -212,8 +181,8 @@ static void threads_that_wait_poll_shortly_unless_the_user_has_a_policy(void **)
                         "pid=$!; sleep 1; tr '\\0' '\\n' </proc/$pid/environ | "
                         "grep -E 'GOMP_SPIN|OMP_WAIT'; kill -9 $pid",
                         c.given);
-        o.text[strcspn(o.text, "\n")] = 0;
-        assert_string_equal(o.text, c.expected);
+        o.out[strcspn(o.out, "\n")] = 0;
+        assert_string_equal(o.out, c.expected);
     }
 }
 
@@ -223,14 +192,15 @@ static void products_of_bf16_can_be_widened(void **) {
     for (const char *form : forms) {
         Outcome o = run("FSDP_PRODUCTS=%s " PROGRAM " " TINY "--steps 1 --precision bf16", form);
         double loss = 0;
-        char *at = strstr(o.text, "loss ");
+        char *at = strstr(o.out, "loss ");
         if (at) sscanf(at, "loss %lf", &loss);
-        if (!(loss > 3.6197 - 0.02 && loss < 3.6197 + 0.02)) fail_msg("%s: %s", form, o.text);
+        if (!(loss > 3.6197 - 0.02 && loss < 3.6197 + 0.02))
+            fail_msg("%s: %s%s", form, o.out, o.err);
         expect_text(o, !strcmp(form, "widened") ? "products widened to fp32" : "products ");
     }
     Outcome o = run("FSDP_PRODUCTS=fast " PROGRAM " " TINY "--steps 1 --precision bf16");
     expect_text(o, "FSDP_PRODUCTS=fast: expected native or widened");
-    assert_int_equal(o.code, 1);
+    assert_int_equal(o.status, 1);
 }
 
 // ---- control groups ----------------------------------------------------------------------------
@@ -256,7 +226,7 @@ static Outcome run_in_group(const char *kind, int limit, const char *command) {
         "for i in 1 2 3 4 5 6 7 8 9; do rmdir $cd_group 2>/dev/null && break; sleep 0.2; done\n"
         "exit $code\n");
     Outcome o = run("bash %s/in_group %s %d \"%s\"", folder, kind, limit, command);
-    if (o.code == 77) skip();
+    if (o.status == 77) skip();
     return o;
 }
 
@@ -271,7 +241,7 @@ static void a_memory_limit_is_named_before_the_start(void **) {
     Outcome o = run_in_group("memory", 300, PROGRAM " " MEDIUM "--steps 1 --ranks 2");
     expect_text(o, "by the 2 rank(s) of this control group (container)");
     expect_text(o, "left of its limit of 300.0 MiB");
-    assert_int_equal(o.code, 1);
+    assert_int_equal(o.status, 1);
 }
 
 // Others take the memory of the group while the ranks, the largest of all, run.
@@ -282,7 +252,7 @@ static void a_rank_ended_for_want_of_memory_gets_the_reason(void **) {
                 "for i in 1 2 3 4; do head -c 100M /dev/zero | tail -c 100M | sleep 20 & done; "
                 "wait \\$pid; code=\\$?; kill \\$(jobs -p); exit \\$code");
     expect_text(o, "was ended by signal 9 (Killed): the memory limit of its control group");
-    assert_int_equal(o.code, 128 + 9);
+    assert_int_equal(o.status, 128 + 9);
 }
 
 static void a_killed_rank_gets_the_likely_reasons(void **) {
@@ -298,7 +268,7 @@ static void a_file_beyond_its_limit_is_named(void **) {
         run("ulimit -f 20480; " PROGRAM " " MEDIUM "--steps 1 --export-model %s/model.bin", folder);
     expect_text(o, "model.bin");
     expect_text(o, "File too large");
-    assert_int_equal(o.code, 1);
+    assert_int_equal(o.status, 1);
 }
 
 // From too little for anything to plenty, every limit either suffices or is refused by name.
@@ -310,13 +280,13 @@ static void no_limit_of_the_address_space_ends_in_a_crash(void **) {
             Outcome o = run("ulimit -v %d; " PROGRAM " --model gpt2:L=2,C=128,NH=4,T=64 --train "
                             "README.md --batch 2 --steps 2 %s",
                             mib * 1024, option);
-            if (o.code == 0)
+            if (o.status == 0)
                 ran++;
-            else if (o.code == 1 && (strstr(o.text, "left of its address space (ulimit -v") ||
-                                     strstr(o.text, "out of memory: asked for")))
+            else if (o.status == 1 && (strstr(o.err, "left of its address space (ulimit -v") ||
+                                       strstr(o.err, "out of memory: asked for")))
                 refused++;
             else
-                fail_msg("ulimit -v of %d MiB, %s: code %d: %s", mib, option, o.code, o.text);
+                fail_msg("ulimit -v of %d MiB, %s: code %d: %s", mib, option, o.status, o.err);
         }
         if (!refused || !ran) fail_msg("%s: %d limits refused, %d sufficed", option, refused, ran);
     }
@@ -332,22 +302,22 @@ static void process_1_of_a_container_answers_signals(void **) {
                         "sleep 1; pid=$(pgrep -P $!); kill -%s $pid; sleep 1; "
                         "kill -0 $pid 2>/dev/null && kill -9 $pid && echo ignored it",
                         name);
-        if (strstr(o.text, "ignored it")) fail_msg("SIG%s: %s", name, o.text);
+        if (strstr(o.out, "ignored it")) fail_msg("SIG%s: %s", name, o.out);
     }
 }
 
 static void an_interrupt_reaches_ranks_that_a_script_started_behind_itself(void **) {
     Outcome o = run(PROGRAM " " TINY "--steps 123462 --ranks 2 >/dev/null & pid=$!; sleep 1; "
                             "kill -INT $pid; sleep 2; kill -9 $pid 2>/dev/null && echo ignored it");
-    if (strstr(o.text, "ignored it")) fail_msg("%s", o.text);
+    if (strstr(o.out, "ignored it")) fail_msg("%s", o.out);
 }
 
 static void expect_same_losses(const Outcome *a, const Outcome *b) {
-    const char *x = a->text, *y = b->text;
+    const char *x = a->out, *y = b->out;
     int n = 0;
     for (; (x = strstr(x, "\"loss\":")) && (y = strstr(y, "\"loss\":")); x++, y++, n++)
         if (strncmp(x, y, strcspn(x, ","))) break;
-    if (x || n != 3) fail_msg("expected the same losses, found\n%s\nand\n%s", a->text, b->text);
+    if (x || n != 3) fail_msg("expected the same losses, found\n%s\nand\n%s", a->out, b->out);
 }
 
 // Each rank is process 1 of its namespace, with a /proc of its own or the machine's; or the third
@@ -362,8 +332,8 @@ static void ranks_in_containers_of_their_own_send_messages(void **) {
     const char *options = TINY "--batch 1 --tokens-per-step 84 --steps 3 --json";
     one = run(PROGRAM " %s", options);
     for (const char *container : containers) {
-        apart = run(MPIRUN "-n 3 %s " PROGRAM " %s", container, options);
-        if (apart.code != 0) fail_msg("%s: %s", container, apart.text);
+        apart = run(MPIRUN " -n 3 %s " PROGRAM " %s", container, options);
+        if (apart.status != 0) fail_msg("%s: %s", container, apart.err);
         expect_same_losses(&one, &apart);
     }
 }
@@ -377,18 +347,18 @@ static void variables_left_over_from_a_launcher_do_not_forbid_ranks(void **) {
     }
     Outcome o = run("OMPI_COMM_WORLD_RANK=0 OMPI_COMM_WORLD_SIZE=2 " PROGRAM " " TINY
                     "--steps 1 --ranks 2");
-    assert_int_not_equal(o.code, 0);
+    assert_int_not_equal(o.status, 0);
 }
 
 static void tasks_of_slurm_that_are_no_ranks_are_refused(void **) {
     Outcome o = run("SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1");
     expect_text(o, "Slurm has 2 tasks here");
-    assert_int_equal(o.code, 1);
+    assert_int_equal(o.status, 1);
     o = run("SLURM_STEP_NUM_TASKS=2 " PROGRAM " " TINY "--steps 1 --ranks 2");
     expect_text(o, "Slurm has 2 tasks here");
-    assert_int_equal(o.code, 1);
+    assert_int_equal(o.status, 1);
     o = run("SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1 --ranks 1");
-    assert_int_equal(o.code, 0);
+    assert_int_equal(o.status, 0);
 }
 
 int main(void) {

@@ -180,11 +180,10 @@ static void a_silent_rank_under_mpirun_ends_the_job(void **) {
 // OMP_PROC_BIND, by itself, binds every process to the first cores.
 static void forked_ranks_are_bound_to_cores_of_their_own(void **) {
     if (sysconf(_SC_NPROCESSORS_ONLN) < 2) skip();
-    Outcome o =
-        run("OMP_PROC_BIND=true " PROGRAM " " TINY
-            "--ranks 2 --threads 1 --steps 123458 >/dev/null & pid=\\$!; sleep 1; "
-            "for rank in \\$(pgrep -P \\$pid); do grep Cpus_allowed_list /proc/\\$rank/status; "
-            "done | sort -u; kill \\$pid; wait");
+    Outcome o = run("OMP_PROC_BIND=true " PROGRAM " " TINY
+                    "--ranks 2 --threads 1 --steps 123458 >/dev/null & pid=$!; sleep 1; "
+                    "for rank in $(pgrep -P $pid); do grep Cpus_allowed_list /proc/$rank/status; "
+                    "done | sort -u; kill $pid; wait");
     if (lines_of(o.out) != 2) fail_msg("expected two sets of cores, found: %s", o.out);
 }
 

@@ -53,8 +53,8 @@ static void sizes_that_are_not_published_are_refused(void **) {
 static void a_published_model_trains_on_a_path_from_where_the_user_is(void **) {
     if (system("command -v mpirun >/dev/null") != 0) skip();
     static Outcome o;
-    o = run("cp test/reference/small/train.txt %s/book.txt; root=\\$PWD; cd %s; "
-            "LAUNCH='env " MPIRUN " -n 2' \\$root/scripts/gpt.sh 124M " TRAINS
+    o = run("cp test/reference/small/train.txt %s/book.txt; root=$PWD; cd %s; "
+            "LAUNCH='env " MPIRUN " -n 2' $root/scripts/gpt.sh 124M " TRAINS
             "--train book.txt --steps 2 --json",
             folder, folder);
     if (o.status != 0 || lines_of(o.out) != 2) fail_msg("found: %s%s", o.out, o.err);
@@ -65,7 +65,7 @@ static void a_loop_over_lines_goes_on_behind_the_script(void **) {
     static Outcome o;
     o = run("printf '1\\n2\\n' | while read steps; do LAUNCH='env " MPIRUN
             " -n 1' scripts/gpt.sh 124M " TRAINS
-            "--train test/reference/small/train.txt --steps \\$steps --json; done");
+            "--train test/reference/small/train.txt --steps $steps --json; done");
     if (o.status != 0 || lines_of(o.out) != 3)
         fail_msg("expected 1 + 2 lines, found: %s%s", o.out, o.err);
 }
@@ -119,11 +119,40 @@ static void logs_are_plotted_as_far_as_they_have_points(void **) {
 
 // awk and printf follow the user's locale, where 3.5 may be no number and be printed as 3,5.
 static void scripts_that_compute_do_so_in_the_c_locale(void **) {
-    Outcome o = run("set +f; for f in scripts/* dev/*.sh; do test -f \\$f || continue; "
-                    "grep -qE 'awk|sort -g' \\$f || continue; echo uses; "
-                    "grep -q '^export LC_ALL=C' \\$f || echo \\$f >&2; done");
+    Outcome o = run("set +f; for f in scripts/* dev/*.sh; do test -f $f || continue; "
+                    "grep -qE 'awk|sort -g' $f || continue; echo uses; "
+                    "grep -q '^export LC_ALL=C' $f || echo $f >&2; done");
     if (o.err[0]) fail_msg("expected export LC_ALL=C in %s", o.err);
     assert_true(lines_of(o.out) >= 3);
+}
+
+// ---- dev/check_rooms.py ------------------------------------------------------------------------
+
+// The table of doc/architecture.md, and one source that breaks it.
+static void an_include_that_no_room_may_have_is_named(void **) {
+    if (system("command -v git python3 >/dev/null") != 0) skip();
+    static const struct {
+        const char *source, *includes, *expected;
+    } cases[] = {
+        {"lib/plain.h", "../ranks.h", "lib/plain.h:1: includes ranks.h"},
+        {"kernels/op.cuh", "../ranks.h", "kernels/op.cuh:1: includes ranks.h"},
+        {"cpu/op.h", "../ranks.h", "cpu/op.h:1: includes ranks.h"},
+        {"fsdp.h", "gpt.h", "fsdp.h:1: includes gpt.h"},
+        {"gpt.cu", "ranks.h", "gpt.cu:1: includes ranks.h"},
+        {"attic/any.h", "ranks.h", "attic/any.h: no room"},
+        {"checkpoint/new.h", "../ranks.h", NULL},
+    };
+    for (auto &c : cases) {
+        Outcome o =
+            run("rm -rf %s/tree && mkdir -p %s/tree/doc && cp doc/architecture.md %s/tree/doc && "
+                "check=$PWD/dev/check_rooms.py && cd %s/tree && mkdir -p $(dirname %s) && "
+                "echo '#include \"%s\"' >%s && git init -q && git add . && python3 $check",
+                folder, folder, folder, folder, c.source, c.includes, c.source);
+        if ((o.status != 0) != (c.expected != NULL) ||
+            (c.expected && strncmp(o.out, c.expected, strlen(c.expected))))
+            fail_msg("%s includes %s: expected %s, found status %d: %s%s", c.source, c.includes,
+                     c.expected ? c.expected : "nothing", o.status, o.out, o.err);
+    }
 }
 
 int main(void) {
@@ -136,6 +165,7 @@ int main(void) {
         cmocka_unit_test(the_quickstart_says_in_one_line_what_is_wrong),
         cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
+        cmocka_unit_test(an_include_that_no_room_may_have_is_named),
     };
     return run_in_folder(tests);
 }
