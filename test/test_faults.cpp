@@ -85,13 +85,11 @@ static void a_killed_run_leaves_nothing_behind_and_goes_on_to_the_same_bits(void
 }
 
 int main(void) {
-    if (make_test_folder("test_faults") != 0) return 1;
     seed = getenv("SEED") ? (unsigned)atoi(getenv("SEED")) : (unsigned)time(NULL);
     mpi = system("command -v mpirun >/dev/null") == 0;
     print_message("SEED=%u\n", seed);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_killed_run_leaves_nothing_behind_and_goes_on_to_the_same_bits),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return (failed == 0 && remove_test_folder() != 0) || failed;
+    return run_in_folder(tests);
 }

@@ -36,6 +36,7 @@ enum { POLICIES = 4 };
 // FOLDER/ref0 ..: an uninterrupted run of each policy on one rank. FOLDER/start0 ..: its state
 // before the first step.
 static int make_references(void **) {
+    if (make_folder_of_tests(NULL) != 0) return -1;
     for (int i = 0; i < POLICIES; i++) {
         Outcome o = run(RUN "%s --out %s/ref%d && " RUN "%s --out %s/start%d --steps 0",
                         policies[i], folder, i, policies[i], folder, i);
@@ -504,7 +505,6 @@ static void checkpoints_that_may_not_be_read_are_refused(void **) {
 }
 
 int main(void) {
-    if (make_test_folder("test_resume") != 0) return 1;
     seed = getenv("SEED") ? (unsigned)atoi(getenv("SEED")) : (unsigned)time(NULL);
     print_message("SEED=%u\n", seed);
     const struct CMUnitTest tests[] = {
@@ -530,6 +530,5 @@ int main(void) {
         cmocka_unit_test(checkpoints_that_may_not_be_read_are_refused),
     };
     if (getenv("ONLY")) cmocka_set_test_filter(getenv("ONLY"));
-    int failed = cmocka_run_group_tests(tests, make_references, NULL);
-    return (failed == 0 && remove_test_folder() != 0) || failed;
+    return remove_folder_unless(cmocka_run_group_tests(tests, make_references, NULL));
 }
