@@ -361,6 +361,10 @@ static void fsdp_finish(Fsdp *f) {
     cudaCheck(cudaStreamDestroy(f->compute));
     cudaCheck(cudaStreamDestroy(f->gather));
     cudaCheck(cudaStreamDestroy(f->reduce));
+}
+
+// The tables go last: the rows of the buffers point into them.
+static void fsdp_free_tables(Fsdp *f) {
     free(f->units);
     free(f->tensors);
     free(f->gather_slots);

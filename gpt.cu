@@ -737,6 +737,7 @@ static void gpt_finish(Gpt *g) {
         const Buffer *row = &g->buffers.rows[i];
         cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
     }
+    fsdp_free_tables(&g->f);
     free(g->acts);
     free(g->block_units);
     free(g->offsets);
