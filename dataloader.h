@@ -14,6 +14,7 @@
 #pragma once
 
 #include "lib/checksum.h"
+#include "lib/foreign.h"
 #include "lib/paths.h"
 #include "lib/rng.h"
 
@@ -45,6 +46,7 @@ typedef struct {
     uint64_t seed;
     bool shuffle;
     uint64_t samples, tokens;     // of an epoch; tokens of all files
+    uint64_t short_tokens;        // of the short files
     int file_count, short_files;  // short: no sample in them
     DataFile *files;
     struct {
@@ -75,6 +77,17 @@ static inline size_t data_token_bytes(DataKind kind) {
     return kind == DATA_TEXT ? 1 : kind == DATA_UINT16 ? 2 : 4;
 }
 
+// A file without a shard's header: text, or it ends the run with what it looks like.
+static inline void data_check_text(int fd, uint64_t bytes, const char *path) {
+    unsigned char head[FOREIGN_BYTES];
+    size_t length = strlen(path), n = bytes < sizeof head ? (size_t)bytes : sizeof head;
+    bool is_bin = length > 4 && !strcmp(path + length - 4, ".bin");
+    read_exact(fd, head, n, 0, path);
+    const char *kind = n ? foreign_kind(head, n) : is_bin ? "an empty file" : NULL;
+    if (!kind && is_bin) kind = "text; give it a name that does not end in .bin";
+    if (kind) die_all("%s: expected %s, found %s", path, is_bin ? "a token shard" : "text", kind);
+}
+
 // Kind and number of tokens of one file, with its header checked against its size.
 static inline DataFile data_file_open(const char *path) {
     DataFile file = {path, DATA_TEXT, 0, 0};
@@ -82,14 +95,10 @@ static inline DataFile data_file_open(const char *path) {
     uint64_t bytes = file_size(fd, path);
     uint32_t header[3] = {0, 0, 0};
     if (bytes >= sizeof header) read_exact(fd, header, sizeof header, 0, path);
+    const bool is_shard = header[0] == SHARD_MAGIC || header[0] == SHARD32_MAGIC;
+    if (!is_shard) data_check_text(fd, bytes, path);
     close(fd);
-    size_t length = strlen(path);
-    bool is_bin = length > 4 && !strcmp(path + length - 4, ".bin");
-    if (header[0] != SHARD_MAGIC && header[0] != SHARD32_MAGIC) {
-        if (is_bin && !bytes) die_all("%s: expected a token shard, found an empty file", path);
-        if (is_bin)
-            die_all("%s: expected a token shard (magic %d or %d), found magic %u", path,
-                    SHARD_MAGIC, SHARD32_MAGIC, header[0]);
+    if (!is_shard) {
         file.tokens = bytes + 1;
         return file;
     }
@@ -132,6 +141,7 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
         file->first_sample = dl->samples;
         uint64_t samples = file->tokens ? (file->tokens - 1) / (uint64_t)T : 0;
         dl->short_files += samples == 0;
+        dl->short_tokens += samples == 0 ? file->tokens : 0;
         dl->samples += samples;
         dl->tokens += file->tokens;
     }

@@ -13,6 +13,7 @@
 #include <signal.h>
 #include <sys/mman.h>
 #include <sys/prctl.h>
+#include <sys/random.h>
 #include <sys/wait.h>
 #include <time.h>
 #ifdef USE_MPI
@@ -107,6 +108,7 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &r->world);
+    MPI_Bcast(&process.run, 1, MPI_UNSIGNED, 0, MPI_COMM_WORLD);
     MPI_Comm node;
     MPI_Comm_split_type(MPI_COMM_WORLD, MPI_COMM_TYPE_SHARED, r->rank, MPI_INFO_NULL, &node);
     MPI_Comm_rank(node, &r->local_rank);
@@ -230,11 +232,17 @@ static void ranks_answer_signals(void) {
     for (int s : signals) signal(s, ranks_end);
 }
 
+static void ranks_number_run(void) {
+    if (getrandom(&process.run, sizeof process.run, 0) != (ssize_t)sizeof process.run)
+        die("cannot draw a random number: %s", strerror(errno));
+}
+
 // wanted: --ranks, 0 = as launched. own: what this process is given.
 static Ranks ranks_start(int wanted, const Machine *own) {
     Ranks r = {0, 1, 0, 1, "one process", NULL, NULL};
     const int launched = ranks_launched();
     ranks_answer_signals();
+    ranks_number_run();
     if (!launched) ranks_check_slurm(wanted);
     if (launched > 1 || (launched && !wanted)) {
 #ifdef USE_MPI
@@ -303,7 +311,9 @@ static inline void ranks_pause(int waited) {
 
 #ifdef USE_MPI
 static void ranks_mpi_wait(MPI_Request *request) {
+    process_waits(true);
     for (int done = 0, n = 0; !done; ranks_pause(n++)) MPI_Test(request, &done, MPI_STATUS_IGNORE);
+    process_waits(false);
 }
 #endif
 
@@ -315,8 +325,10 @@ static void ranks_meet(Ranks *r) {
         __atomic_add_fetch(&r->shared->generation, 1, __ATOMIC_ACQ_REL);
         return;
     }
+    process_waits(true);
     for (int n = 0; __atomic_load_n(&r->shared->generation, __ATOMIC_ACQUIRE) == generation; n++)
         ranks_pause(n);
+    process_waits(false);
 }
 
 // Copies rank 0's bytes to all.

@@ -38,6 +38,7 @@ typedef struct {
     double bytes_per_parameter;
     double peak;  // flops a second of one rank's device, 0: unknown
     int micro_steps;
+    int prompt_tokens;  // what samples begin with
     Schedule schedule;  // with the steps of the run
 } StartTable;
 
@@ -60,7 +61,9 @@ static void report_memory(const StartTable *t) {
 
 static void report_files(const char *what, const DataLoader *d) {
     printf("%-16s %llu tokens in %d file(s)", what, (unsigned long long)d->tokens, d->file_count);
-    if (d->short_files) printf(", %d of them too short for a sample", d->short_files);
+    if (d->short_files)
+        printf(", %d of them too short for a sample (%.1f %% of the tokens, which are not used)",
+               d->short_files, 100.0 * (double)d->short_tokens / (double)d->tokens);
     printf(", %llu samples; ", (unsigned long long)d->samples);
 }
 
@@ -68,7 +71,9 @@ static void report_data(const StartTable *t, uint64_t tokens_per_step) {
     double epoch = (double)t->train->samples * t->config->T / (double)tokens_per_step;  // in steps
     if (t->train->samples) {
         report_files("data", t->train);
-        printf("%ld steps = %.2f epochs\n", t->schedule.steps, (double)t->schedule.steps / epoch);
+        printf("%ld steps = %.2f epochs", t->schedule.steps, (double)t->schedule.steps / epoch);
+        if (epoch < 1) printf("; a step has each sample %.1f times", 1 / epoch);
+        printf("\n");
     }
     if (t->val->samples) {
         uint64_t all = dataloader_batches(t->val), wanted = (uint64_t)t->options->val_batches;
@@ -115,9 +120,27 @@ static void report_start(const StartTable *t) {
     printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
            c->T, ranks->world, t->micro_steps, (unsigned long long)tokens);
     report_data(t, tokens);
+    if (t->prompt_tokens > c->T)
+        printf("prompt           %d tokens; of them the model sees the last %d\n", t->prompt_tokens,
+               c->T);
     if (t->schedule.steps > 0) report_schedule(t);
     if (t->peak > 0) printf("peak             %.0f Tflop/s a rank\n", t->peak * 1e-12);
     report_memory(t);
+    flush_stdout();
+}
+
+// What a dry run has to say to a program.
+static void report_start_json(const StartTable *t) {
+    const GptConfig *c = t->config;
+    const Buffers *b = t->buffers;
+    printf("{\"parameters\":%zu,\"ranks\":%d,\"batch\":%d,\"seq\":%d,\"micro_steps\":%d,"
+           "\"steps\":%ld,\"samples\":%llu,\"memory\":%zu,\"buffers\":[",
+           model_parameters(&c->model), t->ranks->world, c->B, c->T, t->micro_steps,
+           t->schedule.steps, (unsigned long long)t->train->samples, buffers_bytes(b, NULL));
+    for (int i = 0; i < b->count; i++)
+        printf("%s{\"owner\":\"%s\",\"name\":\"%s\",\"bytes\":%zu}", i ? "," : "", b->rows[i].owner,
+               b->rows[i].name, b->rows[i].bytes);
+    printf("]}\n");
     flush_stdout();
 }
 

@@ -6,7 +6,7 @@
 
 #include "device.h"
 #include "lib/clock.h"
-#include "lib/files.h"
+#include "lib/replace.h"
 
 #include <math.h>
 
@@ -105,7 +105,7 @@ static long long timeline_ns(const Timeline *t, cudaEvent_t event) {
 // Writes the timeline of this rank and forgets the spans. The device must be idle. The format's
 // unit is the microsecond: the nanoseconds are three digits behind the point.
 static void timeline_write(Timeline *t, const char *path, int rank) {
-    FILE *f = fopen_check(path, "w");
+    FILE *f = fopen_new(path);
     fprintf(f, "[\n");
     for (int i = 0; i < TIMELINE_STREAMS; i++)
         fprintf(f,

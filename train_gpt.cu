@@ -6,6 +6,8 @@
 #include "checkpoint/resume.h"
 #include "checkpoint/save.h"
 #include "lib/clock.h"
+#include "lib/outcome.h"
+#include "lib/outputs.h"
 #include "lib/peak.h"
 #include "lib/sampler.h"
 #include "lib/stop.h"
@@ -31,12 +33,15 @@ typedef struct {
     bool text;  // data are bytes
     DataLoader train, val;
     Tokenizer tokenizer;  // V == 0: none
+    int *prompt;          // what samples begin with
+    int prompt_tokens;    // the token before the text included
     Logger logger;
     Watchdog watchdog;
     char device[256];
     Threads threads;  // of this rank, on CPUs
     double peak;      // flops a second of one rank's device, 0: unknown
     double ms_mean;   // of the steps so far, for the ETA
+    RunOutcome outcome;
 
     Model model;
     TrainState state;
@@ -132,9 +137,13 @@ static void plan_model(Run *r) {
     }
     r->text = data[0] ? data_vocab == TEXT_VOCAB : c->model.V == TEXT_VOCAB;
     if (r->resumed[0]) resume_check_model(&r->checkpoint, &c->model, r->resumed);
-    if (r->text && c->model.V < TEXT_VOCAB)
-        die_all("--model: a vocabulary of %d for text data, which has %d tokens", c->model.V,
-                TEXT_VOCAB);
+    if (r->text && c->model.V != TEXT_VOCAB)
+        die_all("--model %s has a vocabulary of %d tokens, %s is text data, read as bytes, a "
+                "vocabulary of %d: %s",
+                o->model, c->model.V, data, TEXT_VOCAB,
+                c->model.V == GPT2_VOCAB
+                    ? "make GPT-2's tokens of the text with dev/tokenize_text.py"
+                    : "expected a model for bytes, or the tokens of this one as shards");
     c->B = o->batch;
     c->T = o->seq ? o->seq : c->model.T;
     if (c->T > c->model.T)
@@ -232,6 +241,15 @@ NORETURN static void die_of_little_data(const Run *r, uint64_t samples_of_step) 
             given ? "a smaller --tokens-per-step" : "a smaller --batch or --seq");
 }
 
+// End-of-text occurs once in a text: samples of it begin on a new line.
+static void plan_prompt(Run *r) {
+    size_t most = strlen(r->o.sample_prompt);
+    r->prompt = (int *)malloc_check(sizeof(int) * (most + 1));
+    r->prompt[0] = r->text ? '\n' : r->tokenizer.eot;
+    r->prompt_tokens =
+        1 + (int)tokenizer_encode(&r->tokenizer, r->o.sample_prompt, r->prompt + 1, most);
+}
+
 static void plan_data(Run *r) {
     const Options *o = &r->o;
     const GptConfig *c = &r->config;
@@ -256,9 +274,10 @@ static void plan_data(Run *r) {
         r->tokenizer = tokenizer_of_bytes();
     if (o->sample_every && !r->tokenizer.V)
         die_all("--sample-every: samples of token shards need --tokenizer tokenizer.bin");
-    if (o->sample_every && r->tokenizer.V > c->model.V)
-        die_all("--tokenizer %s has %d tokens, the model %d", o->tokenizer, r->tokenizer.V,
-                c->model.V);
+    if (r->tokenizer.V && r->tokenizer.V != c->model.V)
+        die_all("--tokenizer %s has %d tokens, the model %d: expected the same vocabulary",
+                o->tokenizer, r->tokenizer.V, c->model.V);
+    if (o->sample_every) plan_prompt(r);
 }
 
 // ---- start -------------------------------------------------------------------------------------
@@ -302,35 +321,13 @@ static void check_memory(const Run *r) {
 #endif
 }
 
-// Files that are written at the end are tried at the start.
-static void check_output(const char *option, const char *path) {
-    if (!path[0]) return;
-    char probe[4096];
-    struct stat s;
-    if (stat(path, &s) == 0 && S_ISDIR(s.st_mode))
-        die_all("--%s %s: expected a file, found a folder", option, path);
-    if (snprintf(probe, sizeof probe, "%s.probe", path) >= (int)sizeof probe)
-        die_all("--%s %s: the name is too long", option, path);
-    int fd = open(probe, O_WRONLY | O_CREAT | O_CLOEXEC, 0666);
-    if (fd < 0) die_all("--%s %s: %s", option, path, strerror(errno));
-    close(fd);
-    unlink(probe);
-}
-
-static void check_output_folder(const char *option, const char *path) {
-    char probe[PATH_BYTES];
-    if (!path[0]) return;
-    make_folder(path);
-    path_print(probe, "%s/model", path);
-    check_output(option, probe);
-}
-
 static void start_model(Run *r) {
     ncclUniqueId id;
     if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
         die("cannot create a communicator's id");
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
+    process.patient++;
     if (r->resumed[0])
         checkpoint_load(&r->model, &r->ranks, &r->checkpoint, r->resumed);
     else if (model_is_hf(r->o.model))
@@ -339,6 +336,8 @@ static void start_model(Run *r) {
         parameters_load(&r->model, r->o.model);
     else
         parameters_init(&r->model, r->o.seed);
+    r->code->arrive(r->gpt);
+    process.patient--;
 }
 
 static Schedule schedule_of(const Run *r) {
@@ -347,6 +346,7 @@ static Schedule schedule_of(const Run *r) {
     return s;
 }
 
+// The start-up table; with --json of a dry run only, as the steps are all that a program reads.
 static void print_start(const Run *r) {
     StartTable t = {};
     t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks;
@@ -355,7 +355,11 @@ static void print_start(const Run *r) {
     t.threads = &r->threads, t.products = choose_products(r);
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
-    report_start(&t);
+    t.prompt_tokens = r->prompt_tokens;
+    if (!r->o.json)
+        report_start(&t);
+    else if (r->o.dry_run)
+        report_start_json(&t);
 }
 
 // Finds the checkpoint to go on from, and takes its options for those that are not given.
@@ -397,6 +401,7 @@ static void plan_state(Run *r) {
     r->state = x->state;
     r->state.samples = x->state.samples * (uint64_t)x->T / (uint64_t)r->config.T;
     r->first_step = r->state.step;
+    r->outcome.goes_on = true, r->outcome.in_a_row = r->o.steps ? r->state.skips_in_a_row : 0;
     if (r->resumed_here) saver_has(&r->saver, r->resumed, r->state.step);
     if (r->o.train[0] && r->o.steps < 0)
         r->steps = r->steps > r->state.step ? r->steps : r->state.step;
@@ -407,7 +412,7 @@ static void plan_state(Run *r) {
 }
 
 static void print_resume(const Run *r) {
-    if (!r->resumed[0]) return;
+    if (!r->resumed[0] || r->o.json) return;
     printf("resume           step %ld, %s\n", r->state.step, r->resumed);
     resume_print_differences(&r->o, &r->checkpoint, stdout);
     bool known = r->data && json_is_object(r->checkpoint.data);
@@ -416,24 +421,13 @@ static void print_resume(const Run *r) {
                "order from here on\n");
 }
 
-static uint64_t program_checksum(void) {
-    int fd = open_check("/proc/self/exe", O_RDONLY);
-    size_t bytes = (size_t)file_size(fd, "the program");
-    char *text = (char *)malloc_check(bytes);
-    read_exact(fd, text, bytes, 0, "the program");
-    close(fd);
-    uint64_t sum = checksum_text(text, bytes);
-    free(text);
-    return sum;
-}
-
 // What every rank has to have alike, beyond what they cannot start without.
 static void check_agreement(Run *r) {
     char *text = NULL, value[PATH_BYTES];
     size_t bytes;
     FILE *f = open_memstream(&text, &bytes);
     if (!f) die("out of memory for the options");
-    fprintf(f, "the program\t%s of %016" PRIx64 "\n", VERSION, program_checksum());
+    fprintf(f, "the program\t%s of %016" PRIx64 "\n", VERSION, checksum_file("/proc/self/exe"));
     const char *products = choose_products(r);
     fprintf(f, "the code\t%s%s%s\n", r->code->name, products ? ", products " : "",
             products ? products : "");
@@ -482,15 +476,18 @@ static void start(Run *r, int argc, char **argv) {
     plan_data(r);
     r->gpt = r->code->create(&r->config);
     plan_state(r);
-    if (r->ranks.rank == 0 && !r->o.json) print_start(r), print_resume(r);
-    if (r->o.dry_run) exit(0);
+    if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);
+    if (r->ranks.rank == 0) print_start(r), print_resume(r);
+    if (r->o.dry_run) {
+        flush_stdout();
+        if (report_failure.text[0]) die_all("%s", report_failure.text);
+        exit(0);
+    }
     check_agreement(r);
     check_memory(r);
     if (r->ranks.rank == 0) {
+        outputs_open(&r->o);
         logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
-        check_output_folder("export-hf", r->o.export_hf);
-        check_output("export-model", r->o.export_model);  // may lie in the folder of --out
-        check_output("trace", r->o.trace);
     }
     start_model(r);
     stop_listen();
@@ -509,17 +506,15 @@ static void report_saved(const Run *r, bool complete) {
 
 // Waits until the checkpoint that is being written is complete.
 static void finish_saving(Run *r) {
-    for (uint64_t written = 0;;) {
-        bool writing = saver_is_writing(&r->saver);
-        uint64_t now[2] = {writing, r->saver.written};
-        ranks_sum(&r->ranks, now, 2);
-        if (now[1] != written) process_alive();  // a disk that stands still is silence
-        written = now[1];
-        report_saved(r, saver_advance(&r->saver, now[0] == 0));
-        if (!ranks_any(&r->ranks, r->saver.state != SAVER_IDLE)) return;
+    process.patient++;
+    for (;;) {
+        bool writing = ranks_any(&r->ranks, saver_is_writing(&r->saver));
+        report_saved(r, saver_advance(&r->saver, !writing));
+        if (!ranks_any(&r->ranks, r->saver.state != SAVER_IDLE)) break;
         struct timespec pause = {0, 10 * 1000 * 1000};
         nanosleep(&pause, NULL);
     }
+    process.patient--;
 }
 
 // What the state has come from: the options and the data of this run, unless it is still as another
@@ -544,7 +539,9 @@ static void save(Run *r) {
         x.bytes[a] = r->code->element_bytes(r->gpt, checkpoint_arrays[a].array);
     x.sums = (uint64_t *)malloc_check(checkpoint_sums(&x.model) * sizeof(uint64_t));
     describe_origin(r, &x);
+    process.patient++;
     saver_begin(&r->saver, &x);
+    process.patient--;
     r->saved_ms = clock_ms();
 }
 
@@ -582,7 +579,7 @@ NORETURN static void end_stopped(Run *r) {
 static void mark_done(const Run *r) {
     char path[PATH_BYTES];
     path_print(path, "%s/DONE_%08ld", r->o.out, r->steps);
-    fclose_check(fopen_check(path, "w"), path);
+    fclose_check(fopen_check(path, "a"), path);
 }
 
 // ---- validation and samples: every rank takes part ---------------------------------------------
@@ -612,7 +609,7 @@ static double validate(Run *r) {
 }
 
 static void run_validation(Run *r, long step) {
-    double loss = validate(r);
+    double loss = r->outcome.loss = validate(r);
     if (ranks_any(&r->ranks, r->failure.text[0] != 0)) end_whole(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
@@ -635,13 +632,11 @@ static void print_sample(Run *r, long step, const int *tokens, int n) {
 
 static void run_sample(Run *r, long step) {
     int room = r->config.T, wanted = r->o.sample_tokens, V = r->config.model.V;
-    int *tokens = (int *)malloc_check(sizeof(int) * (size_t)(wanted + 1 + room));
+    int n = r->prompt_tokens;
+    int *tokens = (int *)malloc_check(sizeof(int) * (size_t)(n + wanted));
     float *logits = (float *)malloc_check(sizeof(float) * (size_t)V);
     Sampler sampler = {r->o.temperature, r->o.top_k, r->o.seed};
-    int n = 0;
-    tokens[n++] = r->text ? '\n' : r->tokenizer.eot;  // end-of-text occurs once in a text
-    if (r->o.sample_prompt[0])
-        n += (int)tokenizer_encode(&r->tokenizer, r->o.sample_prompt, tokens + 1, (size_t)room - 1);
+    memcpy(tokens, r->prompt, sizeof(int) * (size_t)n);
     for (int first = n; n < first + wanted; n++) {
         int from = n > room ? n - room : 0;  // the model sees the last T tokens
         r->code->logits(r->gpt, tokens + from, n - from, logits);
@@ -734,7 +729,8 @@ static GptStep train_step(Run *r, long step, double lr, bool *outlier) {
 static void count_skips(Run *r, long step, const GptStep *s, bool outlier) {
     TrainState *t = &r->state;
     bool finite = isfinite(s->norm) && isfinite(s->loss);
-    if (finite) t->skips_in_a_row = 0;
+    t->skips_in_a_row = finite ? 0 : t->skips_in_a_row + 1;
+    outcome_add(&r->outcome, finite, t->skips_in_a_row);
     if (finite && !outlier) return;
     t->skips++;
     if (r->ranks.rank == 0)
@@ -744,10 +740,9 @@ static void count_skips(Run *r, long step, const GptStep *s, bool outlier) {
             "far)\n",
             step + 1, r->steps, plain_nan(s->loss), plain_nan(s->norm),
             outlier ? ", an outlier" : "", t->skips);
-    if (!finite && ++t->skips_in_a_row >= SKIPS_IN_A_ROW && r->ranks.rank == 0)
-        fails(&r->failure,
-              "%d steps in a row without a finite gradient: use a smaller --lr or look at the data",
-              t->skips_in_a_row);
+    if (t->skips_in_a_row >= SKIPS_IN_A_ROW && r->ranks.rank == 0)
+        fails(&r->failure, "%d steps in a row without a finite gradient: %s", t->skips_in_a_row,
+              outcome_advice(&r->outcome));
 }
 
 static void measure_step(Run *r, long step, double lr, double ms, const GptStep *s) {
@@ -765,6 +760,7 @@ static void measure_step(Run *r, long step, double lr, double ms, const GptStep 
     x.allreduced = s->counters.allreduced_bytes, x.collectives = s->counters.collectives;
     x.tokens = r->state.tokens;
     x.memory = buffers_bytes(r->code->buffers(r->gpt), NULL);
+    r->outcome.loss = x.loss;
     if (r->ranks.rank != 0) return;
     logger_step(&r->logger, &x);
     bool shown = step == 0 || due(r->o.log_every, step + 1) || step + 1 == r->steps;
@@ -827,11 +823,8 @@ static int end_of_text(const Run *r) {
 }
 
 static void finish(Run *r) {
-    if (r->saver.background) {
-        save(r);
-        finish_saving(r);
-        if (r->ranks.rank == 0) mark_done(r);
-    }
+    process.patient++;
+    if (r->saver.background) save(r), finish_saving(r);
     if (r->o.export_hf[0]) {
         hf_save(&r->model, r->o.export_hf, end_of_text(r));
         if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_hf);
@@ -840,6 +833,10 @@ static void finish(Run *r) {
         model_file_save(&r->model, GPT_PARAMETERS, r->o.export_model, false);
         if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_model);
     }
+    if (r->ranks.rank == 0) flush_stdout();
+    if (report_failure.text[0]) die("%s", report_failure.text);
+    outcome_check(&r->outcome);
+    if (r->saver.background && r->ranks.rank == 0) mark_done(r);
     watchdog_stop(&r->watchdog);
     logger_close(&r->logger);
     if (r->o.train[0]) dataloader_close(&r->train);

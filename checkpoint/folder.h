@@ -102,9 +102,12 @@ static inline void checkpoint_remove_unfinished(const char *out) {
     DIR *d = opendir(folder);
     if (!d) return;
     for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        size_t length = strlen(e->d_name);
-        if (strncmp(e->d_name, "step_", 5) || length < 5 || strcmp(e->d_name + length - 4, ".tmp"))
-            continue;
+        char name[sizeof e->d_name];
+        snprintf(name, sizeof name, "%s", e->d_name);
+        char *end = strstr(name, ".tmp");
+        if (!end || end[4]) continue;
+        *end = 0;
+        if (checkpoint_step(name) < 0) continue;
         path_print(path, "%s/%s", folder, e->d_name);
         checkpoint_remove(path);
     }

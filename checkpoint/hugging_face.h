@@ -38,12 +38,12 @@ static inline HfModel hf_make(const ModelConfig *m) {
     return h;
 }
 
-static inline HfFile *hf_add_file(HfModel *h, const char *folder, const char *name) {
+static inline HfFile *hf_add_file(HfModel *h, const char *path) {
     HfFile *file = (HfFile *)malloc_check(sizeof *file);
     h->files = (HfFile **)realloc(h->files, (size_t)(h->nfiles + 1) * sizeof(HfFile *));
     if (!h->files) die("out of memory for the names of %d files", h->nfiles + 1);
     h->files[h->nfiles++] = file;
-    path_print(file->path, "%s/%s", folder, name);
+    path_print(file->path, "%s", path);
     return file;
 }
 
@@ -98,7 +98,9 @@ static inline void hf_take_tensor(HfModel *h, const HfFile *file, const SafeTens
 }
 
 static inline void hf_open_file(HfModel *h, const char *folder, const char *name) {
-    HfFile *file = hf_add_file(h, folder, name);
+    char path[PATH_BYTES];
+    path_print(path, "%s/%s", folder, name);
+    HfFile *file = hf_add_file(h, path);
     SafeHeader header = {};
     Failure failure;
     uint64_t data = 0;
@@ -379,11 +381,14 @@ static inline void hf_save_chunk(const Model *m, void *context, float *host, con
     }
 }
 
-// The tensors in FOLDER/model.safetensors.tmp, one behind the other from byte 0 on.
+// The tensors in the temporary form of FOLDER/model.safetensors, one behind the other from byte 0.
 static inline HfModel hf_layout(const char *folder, const ModelConfig *m, json_t *header,
                                 uint64_t *bytes) {
     HfModel h = hf_make(m);
-    HfFile *file = hf_add_file(&h, folder, "model.safetensors.tmp");
+    char path[PATH_BYTES], temporary[PATH_BYTES];
+    path_print(path, "%s/model.safetensors", folder);
+    file_temporary(temporary, path);
+    HfFile *file = hf_add_file(&h, temporary);
     *bytes = 0;
     for (int layer = 0; layer < m->L; layer++)
         for (int id = 0; id < TENSORS; id++) {
@@ -414,7 +419,7 @@ static inline HfModel hf_create(const char *folder, const ModelConfig *m, bool f
 static inline void hf_write_config(const char *path, const ModelConfig *m, int end_of_text) {
     char staged[PATH_BYTES], *text = hf_config_text(m, end_of_text);
     Failure failure;
-    path_print(staged, "%s.tmp", path);
+    file_temporary(staged, path);
     int fd = open_shared(staged, true, strlen(text), text, strlen(text));
     if (!sync_close_try(fd, staged, &failure)) die("%s", failure.text);
     free(text);
@@ -422,12 +427,14 @@ static inline void hf_write_config(const char *path, const ModelConfig *m, int e
 
 // The weights get their name last: without them a folder is no model.
 static inline void hf_publish(const char *folder, const ModelConfig *m, int end_of_text) {
-    char path[PATH_BYTES];
-    path_print(path, "%s/config.json", folder);
-    hf_write_config(path, m, end_of_text);
-    publish(path);
-    path_print(path, "%s/model.safetensors", folder);
-    publish(path);
+    char config[PATH_BYTES], weights[PATH_BYTES];
+    const char *paths[] = {config, weights};
+    path_print(config, "%s/config.json", folder);
+    path_print(weights, "%s/model.safetensors", folder);
+    hf_write_config(config, m, end_of_text);
+    files_set_aside(paths, 2);
+    publish(config);
+    publish(weights);
 }
 
 // Writes the parameters to a folder that is there; returns when all ranks have written their part.
@@ -436,6 +443,7 @@ static inline void hf_save(const Model *m, const char *folder, int end_of_text) 
     const ModelConfig *sizes = &m->config->model;
     bool first = m->config->fsdp.rank == 0;
     HfModel h = {};
+    parameters_check(m, folder);
     if (first) h = hf_create(folder, sizes, true);
     m->code->arrive(m->gpt);
     if (model_writes(m)) {

@@ -97,5 +97,6 @@ static inline void checkpoint_load(const Model *model, Ranks *ranks, const Check
     if (!model_writes(model)) memset(sums, 0, n * sizeof(uint64_t));  // replicas count once
     ranks_sum(ranks, sums, n);
     checkpoint_check_sums(x, sums, path);
+    parameters_check(model, path);
     free(sums);
 }

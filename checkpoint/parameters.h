@@ -55,14 +55,36 @@ static inline size_t finite_elements(const float *x, size_t n) {
     return i;
 }
 
+// What is wrong with the elements of a chunk, or of a part of one; false if one is infinite or NaN.
+static inline bool chunk_is_finite(const ModelConfig *m, const float *x, size_t n,
+                                   const GptPiece *c, size_t first, Failure *failure) {
+    size_t finite = finite_elements(x, n), columns = tensor_cols(m, c->id);
+    if (finite == n) return true;
+    return fails(failure, "expected finite weights, found %g in %s of layer %d at [%zu,%zu]",
+                 (double)x[finite], tensor_table[c->id].name, c->layer, (first + finite) / columns,
+                 (first + finite) % columns);
+}
+
+static inline void check_chunk(const Model *m, void *what, float *host, const GptPiece *c) {
+    Failure failure;
+    m->code->read(m->gpt, GPT_PARAMETERS, host, c->at, c->n);
+    if (!chunk_is_finite(&m->config->model, host, c->n, c, c->first, &failure))
+        die("%s: %s", (const char *)what, failure.text);
+}
+
+// A model with a weight that is infinite or NaN is none. what: file or folder, for the message.
+// Returns when all ranks have looked.
+static inline void parameters_check(const Model *m, const char *what) {
+    for_each_chunk(m, check_chunk, (void *)what);
+    m->code->arrive(m->gpt);
+}
+
 static inline void load_chunk(const Model *m, void *context, float *host, const GptPiece *c) {
     const ModelFile *file = (const ModelFile *)context;
     model_file_read(file, host, c->n, c->id, c->layer, c->first);
-    size_t finite = finite_elements(host, c->n), columns = tensor_cols(&m->config->model, c->id);
-    if (finite < c->n)
-        die("%s: expected finite weights, found %g in %s of layer %d at [%zu,%zu]", file->path,
-            (double)host[finite], tensor_table[c->id].name, c->layer, (c->first + finite) / columns,
-            (c->first + finite) % columns);
+    Failure failure;
+    if (!chunk_is_finite(&m->config->model, host, c->n, c, c->first, &failure))
+        die("%s: %s", file->path, failure.text);
     m->code->write(m->gpt, GPT_PARAMETERS, host, c->at, c->n);
 }
 
@@ -101,6 +123,7 @@ static inline void model_file_save(const Model *m, GptArray array, const char *p
     SaveContext c = {};
     c.array = array;
     bool first = m->config->fsdp.rank == 0;
+    if (array == GPT_PARAMETERS) parameters_check(m, path);
     if (first) c.file = model_file_create(path, &m->config->model, as_bf16, true);
     m->code->arrive(m->gpt);
     if (model_writes(m)) {

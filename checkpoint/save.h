@@ -34,7 +34,6 @@ typedef struct {
     pthread_t thread;
     bool thread_done;  // set by the thread
     Failure failure;
-    uint64_t written;  // bytes so far, for the watchdog
 
     CheckpointIndex index;                     // of what is being saved
     char path[PATH_BYTES], stage[PATH_BYTES];  // its name, and the name until it is complete
@@ -105,9 +104,10 @@ static inline bool saver_write_array(Saver *s, int a, int fd, const char *path) 
             const void *data = saver_data(s, a, p->at + done, n, room);
             size_t first = tensor_offset(m, p->id, p->layer) + p->first + done;
             *sum += checksum_part(data, n, size, p->first + done);
-            ok = write_try(fd, data, n * size, checkpoint_arrays[a].offset + first * size, path,
+            ok = (checkpoint_arrays[a].array != GPT_PARAMETERS ||
+                  chunk_is_finite(m, (const float *)data, n, p, p->first + done, &s->failure)) &&
+                 write_try(fd, data, n * size, checkpoint_arrays[a].offset + first * size, path,
                            &s->failure);
-            __atomic_fetch_add(&s->written, n * size, __ATOMIC_RELAXED);
         }
     }
     free(room);

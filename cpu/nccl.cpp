@@ -192,9 +192,9 @@ static struct {
     std::atomic<int> rank;
 } waiting;
 
-void cpu_collective_status(char *text, size_t room) {
+bool cpu_collective_status(char *text, size_t room) {
     const ncclComm *c = waiting.comm;
-    if (!c) return;
+    if (!c) return false;
     int j = waiting.rank;
     int n =
         snprintf(text, room, "collective %lu, %s, waits for rank %d of %d", (unsigned long)c->round,
@@ -202,6 +202,7 @@ void cpu_collective_status(char *text, size_t room) {
     if (n > 0 && (size_t)n < room && c->lane[j] >= 0)
         snprintf(text + n, room - (size_t)n, ", which has come to %lu",
                  (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
+    return true;
 }
 
 static inline void spin_pause(void) {

@@ -43,4 +43,4 @@ ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
 // Not in NCCL: which rank the collective in progress waits for, if any; for the watchdog.
-void cpu_collective_status(char *text, size_t room);
+bool cpu_collective_status(char *text, size_t room);

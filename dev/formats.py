@@ -70,8 +70,27 @@ def read_model(path):
     return config, params
 
 
+def read_text(path):
+    """A text to the byte: line ends stay as they are."""
+    with open(path, "rb") as f:
+        raw = f.read()
+    if raw[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise SystemExit(f"{path}: expected UTF-8, found UTF-16; iconv -f UTF-16 -t UTF-8 {path} makes it")
+    try:
+        return raw.decode("utf-8")
+    except UnicodeDecodeError as e:
+        raise SystemExit(
+            f"{path}: expected UTF-8, found byte {raw[e.start]:#04x} at {e.start}; "
+            f"if it is Latin-1: iconv -f LATIN1 -t UTF-8 {path}"
+        ) from None
+
+
 def write_shard(path, tokens):
+    """Tokens of 16 bits, as all files of a data set have to be alike."""
     tokens = np.asarray(tokens)
+    wrong = np.flatnonzero((tokens < 0) | (tokens > 0xFFFF))
+    if len(wrong):
+        raise SystemExit(f"{path}: expected tokens from 0 to 65535, found {tokens[wrong[0]]} at {wrong[0]}")
     with open(path, "wb") as f:
         f.write(header(SHARD_MAGIC, 1, len(tokens)))
         f.write(tokens.astype("<u2").tobytes())

@@ -52,11 +52,17 @@ def encoding():
     )
 
 
+def refuse_input(path, inputs):
+    for other in inputs:
+        if os.path.exists(path) and os.path.samefile(path, other):
+            raise SystemExit(f"{path}: expected a file of its own, found the text {other}; use --out or --name")
+
+
 class Shards:
     """Writes tokens as they come: the first val_tokens to NAME_val_000000.bin, the rest to train shards."""
 
-    def __init__(self, folder, name, val_tokens, shard_tokens):
-        self.folder, self.name, self.number = folder, name, 0
+    def __init__(self, folder, name, val_tokens, shard_tokens, inputs):
+        self.folder, self.name, self.number, self.inputs = folder, name, 0, inputs
         self.sizes = (val_tokens, shard_tokens)
         self.parts, self.held, self.total = [], 0, 0
         if val_tokens == 0:
@@ -75,6 +81,7 @@ class Shards:
         held = np.concatenate(self.parts)
         kind = "train" if self.number else "val"
         path = os.path.join(self.folder, f"{self.name}_{kind}_{self.number:06d}.bin")
+        refuse_input(path, self.inputs)
         formats.write_shard(path, held[:count])
         print(f"{path}: {min(count, len(held))} tokens")
         self.parts, self.held = [held[count:]], max(0, len(held) - count)
@@ -101,10 +108,10 @@ def main():
     val_tokens = a.val_tokens
     if val_tokens is None:  # a token is about four bytes
         val_tokens = min(10**7, sum(os.path.getsize(path) for path in a.files) // 40)
-    shards = Shards(a.out, a.name, val_tokens, a.shard_tokens)
+    shards = Shards(a.out, a.name, val_tokens, a.shard_tokens, a.files)
+    refuse_input(os.path.join(a.out, "tokenizer.bin"), a.files)
     for path in a.files:
-        with open(path, encoding="utf-8") as f:
-            text = f.read()
+        text = formats.read_text(path)
         for document in text.split(separator) if separator else [text]:
             if document:
                 shards.add([EOT] + gpt2.encode_ordinary(document))

@@ -4,6 +4,8 @@
 // for any number of ranks, and a wrong, lost or misplaced grain changes it.
 #pragma once
 
+#include "files.h"
+
 #include <stddef.h>
 #include <stdint.h>
 #define XXH_INLINE_ALL
@@ -24,4 +26,12 @@ static inline uint64_t checksum_part(const void *data, size_t n, size_t size, si
 
 static inline uint64_t checksum_text(const char *text, size_t bytes) {
     return XXH3_64bits(text, bytes);
+}
+
+static inline uint64_t checksum_file(const char *path) {
+    size_t bytes;
+    char *text = read_all(path, UINT64_MAX, &bytes);
+    uint64_t sum = checksum_text(text, bytes);
+    free(text);
+    return sum;
 }

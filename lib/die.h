@@ -28,16 +28,27 @@ typedef struct {
     int rank, world;
     long step;            // optimizer step, from 0; -1 outside the training loop
     unsigned long signs;  // of life, see lib/watchdog.h
+    bool waits;           // for other ranks, in ranks.h
+    int patient;          // waits of which the watchdog takes no notice, see lib/watchdog.h
+    unsigned run;         // a random number of the run, in the names of its temporary files
 } Process;
-ONE_OBJECT Process process = {0, 1, -1, 0};
+ONE_OBJECT Process process = {0, 1, -1, 0, false, 0, 0};
 
 // The main thread has got on.
 static inline void process_alive(void) {
     __atomic_fetch_add(&process.signs, 1, __ATOMIC_RELAXED);
 }
 
+// The main thread begins or ends to wait for other ranks.
+static inline void process_waits(bool waits) {
+    __atomic_store_n(&process.waits, waits, __ATOMIC_RELAXED);
+}
+
 // Ends the other ranks; set by ranks.h once there are any. May be NULL.
 ONE_OBJECT void (*die_hook)(void) = NULL;
+
+// A file that this process has begun to write, see lib/replace.h; "": none.
+ONE_OBJECT char die_unfinished[4096] = "";
 
 // Shared by the ranks of a node, set by ranks.h: not 0 once one of them has spoken. May be NULL.
 ONE_OBJECT int *die_spoken = NULL;
@@ -70,6 +81,7 @@ static inline void die_print(bool name_rank, const char *format, va_list args) {
 
 // _exit, not exit: destructors of libraries may wait for threads or ranks that will never answer.
 NORETURN static inline void die_now(void) {
+    if (die_unfinished[0]) unlink(die_unfinished);
     if (die_hook) die_hook();
     _exit(1);
 }

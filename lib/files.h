@@ -43,6 +43,14 @@ static inline bool is_folder(const char *path) {
     return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
 }
 
+static inline const char *file_kind_name(mode_t mode) {
+    return S_ISREG(mode)    ? "file"
+           : S_ISDIR(mode)  ? "folder"
+           : S_ISFIFO(mode) ? "pipe"
+           : S_ISSOCK(mode) ? "socket"
+                            : "device";
+}
+
 // ---- opening -----------------------------------------------------------------------------------
 
 // What is opened for reading has to be a regular file (or a folder, with O_DIRECTORY): a pipe or a
@@ -63,9 +71,7 @@ static inline int open_try(const char *path, int flags, Failure *failure) {
         return fd;
     else
         fails(failure, "cannot read %s: expected a regular file, found a %s", path,
-              S_ISDIR(s.st_mode)    ? "folder"
-              : S_ISFIFO(s.st_mode) ? "pipe"
-                                    : "device");
+              file_kind_name(s.st_mode));
     close(fd);
     return -1;
 }
@@ -206,31 +212,6 @@ static inline bool sync_close_try(int fd, const char *path, Failure *failure) {
 static inline bool sync_folder_try(const char *folder, Failure *failure) {
     int fd = open_try(folder, O_RDONLY | O_DIRECTORY, failure);
     return fd >= 0 && sync_close_try(fd, folder, failure);
-}
-
-// Opens a file of `bytes` that several ranks write together. `first` is true on the one that makes
-// it, with what stands at its beginning; the others open it after that.
-static inline int open_shared(const char *path, bool first, uint64_t bytes, const void *head,
-                              size_t head_bytes) {
-    int fd = open_check(path, first ? O_RDWR | O_CREAT | O_TRUNC : O_RDWR);
-    Failure failure;
-    if (first && (!reserve_try(fd, bytes, path, &failure) ||
-                  !write_try(fd, head, head_bytes, 0, path, &failure))) {
-        unlink(path);
-        die("%s", failure.text);
-    }
-    return fd;
-}
-
-// On one rank, after all have closed PATH.tmp: gives the complete file its name.
-static inline void publish(const char *path) {
-    char temporary[PATH_BYTES], folder[PATH_BYTES];
-    path_print(temporary, "%s.tmp", path);
-    if (rename(temporary, path) != 0)
-        die("cannot rename %s to %s: %s", temporary, path, strerror(errno));
-    path_print(folder, "%s", path);
-    Failure failure;
-    if (!sync_folder_try(dirname(folder), &failure)) die("%s", failure.text);
 }
 
 // Flushes to the disk and closes, so that a full disk is found here and not later.

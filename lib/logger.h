@@ -7,23 +7,27 @@
 #pragma once
 
 #include "options.h"
+#include "replace.h"
+#include "utf8.h"
 
 // ---- JSON: strings, and numbers that are not finite --------------------------------------------
 
-// A quoted string. Bytes that are not printable ASCII are written as \u00XX (as if Latin-1), so
-// that any bytes give valid JSON.
+// A quoted string of UTF-8; bytes that are none become U+FFFD, so that any bytes give valid JSON.
 static inline void json_string(FILE *f, const char *text, size_t n) {
+    const unsigned char *c = (const unsigned char *)text;
     fputc('"', f);
-    for (size_t i = 0; i < n; i++) {
-        unsigned char c = (unsigned char)text[i];
-        if (c == '"' || c == '\\')
-            fprintf(f, "\\%c", c);
-        else if (c == '\n')
+    for (size_t i = 0, length; i < n; i += length ? length : 1) {
+        length = utf8_length(c + i, n - i);
+        if (c[i] == '"' || c[i] == '\\')
+            fprintf(f, "\\%c", c[i]);
+        else if (c[i] == '\n')
             fputs("\\n", f);
-        else if (c < 32 || c > 126)
-            fprintf(f, "\\u%04x", c);
+        else if (c[i] < 32 || c[i] == 127)
+            fprintf(f, "\\u%04x", c[i]);
+        else if (length)
+            fwrite(c + i, 1, length, f);
         else
-            fputc(c, f);
+            fputs(UTF8_REPLACEMENT, f);
     }
     fputc('"', f);
 }
@@ -71,16 +75,13 @@ static inline long logger_line_step(const char *line) {
     return -1;
 }
 
-static inline void rename_check(const char *from, const char *to) {
-    if (rename(from, to) != 0) die("cannot rename %s to %s: %s", from, to, strerror(errno));
-}
-
 // Leaves of a file the lines of steps before `start`.
 static inline void logger_cut(const char *path, long start) {
     if (access(path, F_OK) != 0) return;
     char other[PATH_BYTES], *line = NULL;
-    path_print(other, "%s.tmp", path);
-    FILE *from = fopen_check(path, "r"), *to = fopen_check(other, "w");
+    file_temporary(other, path);
+    FILE *from = fopen_check(path, "r"), *to = fopen_check(other, "wx");
+    file_begun(other);
     size_t capacity = 0;
     while (getline(&line, &capacity, from) >= 0)
         if (logger_line_step(line) < start && strchr(line, '\n')) fputs(line, to);
@@ -89,42 +90,14 @@ static inline void logger_cut(const char *path, long start) {
     fclose(from);
     fclose_check(to, other);
     rename_check(other, path);
+    file_done();
 }
 
-// Gives the files of an earlier run that are there, all of them, the first number free for all.
-static inline void logger_number(const char *const *paths, int count) {
-    char to[PATH_BYTES];
-    for (int number = 1, taken = 1; taken; number++) {
-        taken = 0;
-        for (int i = 0; i < count; i++) {
-            path_print(to, "%s.%d", paths[i], number);
-            taken += access(to, F_OK) == 0;
-        }
-        for (int i = 0; !taken && i < count; i++) {
-            path_print(to, "%s.%d", paths[i], number);
-            if (access(paths[i], F_OK) == 0) rename_check(paths[i], to);
-        }
-    }
-}
-
-// mkdir -p.
-static inline void make_folder(const char *folder) {
-    char path[PATH_BYTES];
-    path_print(path, "%s", folder);
-    for (char *c = path + 1;; c++) {
-        if (*c && *c != '/') continue;
-        char separator = *c;
-        *c = 0;
-        if (mkdir(path, 0777) != 0 && errno != EEXIST)
-            die("cannot make the folder %s: %s", path, strerror(errno));
-        if (!separator) return;
-        *c = separator;
-    }
-}
-
-// Writes options.cfg.tmp: whether the folder takes files is known before any other is touched.
+// Writes the options under a temporary name: whether the folder takes files is known before any
+// other is touched.
 static inline void logger_save_options(const Logger *l, char *path) {
-    path_print(path, "%s.tmp", l->options_path);
+    file_temporary(path, l->options_path);
+    file_begun(path);
     options_save(l->options, path);
 }
 
@@ -144,6 +117,7 @@ static inline void logger_open(Logger *l, const Options *options, bool resumes, 
     path_print(l->options_path, "%s/options.cfg", folder);
     logger_save_options(l, probe);
     unlink(probe);
+    file_done();
 }
 
 // Before every line: false if there is nothing to write to. The first makes the files.
@@ -152,8 +126,9 @@ static inline bool logger_begin(Logger *l) {
     char saved[PATH_BYTES];
     const char *paths[] = {l->options_path, l->log_path, l->metrics_path};
     logger_save_options(l, saved);
-    logger_number(paths, l->resumes ? 1 : 3);
+    files_set_aside(paths, l->resumes ? 1 : 3);
     rename_check(saved, l->options_path);
+    file_done();
     if (l->resumes) {
         logger_cut(l->log_path, l->start);
         logger_cut(l->metrics_path, l->start);

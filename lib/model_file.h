@@ -1,10 +1,10 @@
 // lib/model_file.h: llm.c's model.bin, read and written piece by piece, so that no rank ever holds
 // a whole model. 256 int32 of header, then all parameters in the order of tensors.h, fp32 or bf16.
-// Writing goes to PATH.tmp and appears under its name only when it is complete and on the disk.
+// What is written appears under its name only when it is complete and on the disk.
 #pragma once
 
 #include "bf16.h"
-#include "files.h"
+#include "replace.h"
 #include "tensors.h"
 
 enum { MODEL_MAGIC = 20240326, MODEL_FP32 = 3, MODEL_BF16 = 5, MODEL_HEADER_BYTES = 1024 };
@@ -65,13 +65,13 @@ static inline ModelFile model_file_open(const char *path) {
     return f;
 }
 
-// Opens PATH.tmp for writing. `first` is true on the one rank that creates it, with its header and
-// full size; the others open it after that.
+// Opens the temporary form of PATH for writing. `first` is true on the one rank that creates it,
+// with its header and full size; the others open it after that.
 static inline ModelFile model_file_create(const char *path, const ModelConfig *m, bool bf16,
                                           bool first) {
     ModelFile f;
     f.bf16 = bf16, f.m = *m;
-    path_print(f.path, "%s.tmp", path);
+    file_temporary(f.path, path);
     int32_t header[256];
     model_file_header(header, m, bf16);
     f.fd = open_shared(f.path, first, model_file_size(m, bf16), header, sizeof header);

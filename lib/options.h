@@ -23,18 +23,20 @@ enum { ACCUMULATE_SHARD, ACCUMULATE_LOCAL };
 enum { PRECISION_FP32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
 enum { DTYPE_POLICY, DTYPE_FP32, DTYPE_BF16, DTYPE_FP64 };
 enum { REDUCE_ORDERED, REDUCE_FAST };
+// What a TEXT names (lib/outputs.h): files by a pattern, a file or the files of a folder.
+typedef enum { NO_PATH, INPUT_FILES, INPUT, OUTPUT_FILE, OUTPUT_FOLDER } OptionPath;
 
 #define VERSION "0.1"
 #define OPTION_MAX 1e9
 // clang-format off
-// kind   name             short default        range or choices            help
+// kind   name             short default        range, choices or path      help
 #define OPTION_TABLE(GROUP, INT, SIZE, REAL, TEXT, CHOICE, FLAG) \
 GROUP("Model") \
-TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256",               "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], an llm.c model.bin, or the folder of a Hugging Face GPT-2") \
+TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256", INPUT,        "gpt2:d6|d12|..|d84, gpt3:c384..c12288, gpt2:L=..,C=..,NH=..,T=..[,V=..], an llm.c model.bin, or the folder of a Hugging Face GPT-2") \
 GROUP("Data") \
-TEXT  (train,           "i", "",                                        "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
-TEXT  (val,             "j", "",                                        "validation data, of the same kind; empty: no validation") \
-TEXT  (tokenizer,       "",  "",                                        "tokenizer.bin that decodes samples of token shards") \
+TEXT  (train,           "i", "", INPUT_FILES,                           "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
+TEXT  (val,             "j", "", INPUT_FILES,                           "validation data, of the same kind; empty: no validation") \
+TEXT  (tokenizer,       "",  "", INPUT,                                 "tokenizer.bin that decodes samples of token shards") \
 FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
 GROUP("Batch") \
 INT   (batch,           "b", "4",   1, 65536,                           "sequences of a micro-batch on each rank (B)") \
@@ -59,19 +61,19 @@ INT   (val_every,       "v", "250", 0, OPTION_MAX,                      "steps b
 INT   (val_batches,     "m", "20",  1, OPTION_MAX,                      "micro-batches of a validation, over all ranks") \
 INT   (sample_every,    "s", "0",   0, OPTION_MAX,                      "steps between text samples; 0: none") \
 INT   (sample_tokens,   "g", "256", 1, 1 << 20,                         "tokens of a sample") \
-TEXT  (sample_prompt,   "",  "",                                        "text that a sample begins with") \
+TEXT  (sample_prompt,   "",  "", NO_PATH,                               "text that a sample begins with") \
 REAL  (temperature,     "",  "0.8", 0, 100,                             "of the sampling; 0: always the likeliest token") \
 INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample among the k likeliest tokens; 0: among all") \
 GROUP("Results") \
-TEXT  (out,             "o", "",                                        "folder for main.log, metrics.jsonl and options.cfg, those of an earlier run are kept as .1; empty: no files") \
-TEXT  (export_model,    "",  "",                                        "write the trained model to this file in llm.c's model.bin format") \
-TEXT  (export_hf,       "",  "",                                        "write the trained model to this folder as a Hugging Face GPT-2: config.json, model.safetensors") \
+TEXT  (out,             "o", "", OUTPUT_FOLDER,                         "folder for main.log, metrics.jsonl and options.cfg, those of an earlier run are kept as .1; empty: no files") \
+TEXT  (export_model,    "",  "", OUTPUT_FILE,                           "write the trained model to this file in llm.c's model.bin format; one that is there is kept as .1") \
+TEXT  (export_hf,       "",  "", OUTPUT_FOLDER,                         "write the trained model to this folder as a Hugging Face GPT-2: config.json, model.safetensors") \
 GROUP("Checkpoints") \
 INT   (checkpoint_every,"n", "0",   0, OPTION_MAX,                      "steps between checkpoints in OUT/checkpoints, and one at the end; 0: none") \
 INT   (checkpoint_minutes,"","0",   0, OPTION_MAX,                      "minutes between checkpoints; 0: by steps only") \
 INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the newest checkpoints that are kept; 0: all") \
 INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
-TEXT  (resume,          "y", "0",                                       "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
+TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
 GROUP("Sharding") \
 INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched; 1: one process in any case") \
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \
@@ -93,11 +95,11 @@ INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
 INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
-TEXT  (trace,           "",  "",                                        "write a timeline of the steps to this file (JSON for Perfetto)") \
+TEXT  (trace,           "",  "", OUTPUT_FILE,                           "write a timeline of the steps to this file (JSON for Perfetto)") \
 INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
 FLAG  (json,            "",                                             "print step lines as JSON") \
 FLAG  (dry_run,         "",                                             "check everything and print the start-up table, but do not train") \
-TEXT  (config,          "",  "",                                        "read options from a file of lines `name = value`, at this place of the command line") \
+TEXT  (config,          "",  "", INPUT,                                 "read options from a file of lines `name = value`, at this place of the command line") \
 FLAG  (version,         "",                                             "print the version and exit") \
 FLAG  (help,            "",                                             "print this and exit")
 // clang-format on
@@ -133,24 +135,25 @@ typedef struct {
     const char *standard;  // the default, as a user would write it
     double min, max;       // of numbers
     const char *choices;
+    OptionPath path;  // of texts
     const char *help;
     size_t offset;  // of the field in Options
 } Option;
 
 #define OPTION_AT(name) offsetof(Options, name)
-#define OPTION_ROW_GROUP(title) {KIND_GROUP, title, "", "", 0, 0, "", "", 0},
+#define OPTION_ROW_GROUP(title) {KIND_GROUP, title, "", "", 0, 0, "", NO_PATH, "", 0},
 #define OPTION_ROW_INT(name, alias, standard, min, max, help)                                      \
-    {KIND_INT, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
+    {KIND_INT, #name, alias, standard, min, max, "", NO_PATH, help, OPTION_AT(name)},
 #define OPTION_ROW_SIZE(name, alias, standard, min, max, help)                                     \
-    {KIND_SIZE, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
+    {KIND_SIZE, #name, alias, standard, min, max, "", NO_PATH, help, OPTION_AT(name)},
 #define OPTION_ROW_REAL(name, alias, standard, min, max, help)                                     \
-    {KIND_REAL, #name, alias, standard, min, max, "", help, OPTION_AT(name)},
-#define OPTION_ROW_TEXT(name, alias, standard, help)                                               \
-    {KIND_TEXT, #name, alias, standard, 0, 0, "", help, OPTION_AT(name)},
+    {KIND_REAL, #name, alias, standard, min, max, "", NO_PATH, help, OPTION_AT(name)},
+#define OPTION_ROW_TEXT(name, alias, standard, path, help)                                         \
+    {KIND_TEXT, #name, alias, standard, 0, 0, "", path, help, OPTION_AT(name)},
 #define OPTION_ROW_CHOICE(name, alias, standard, choices, help)                                    \
-    {KIND_CHOICE, #name, alias, standard, 0, 0, choices, help, OPTION_AT(name)},
+    {KIND_CHOICE, #name, alias, standard, 0, 0, choices, NO_PATH, help, OPTION_AT(name)},
 #define OPTION_ROW_FLAG(name, alias, help)                                                         \
-    {KIND_FLAG, #name, alias, "0", 0, 0, "", help, OPTION_AT(name)},
+    {KIND_FLAG, #name, alias, "0", 0, 0, "", NO_PATH, help, OPTION_AT(name)},
 static const Option option_table[] = {
     OPTION_TABLE(OPTION_ROW_GROUP, OPTION_ROW_INT, OPTION_ROW_SIZE, OPTION_ROW_REAL,
                  OPTION_ROW_TEXT, OPTION_ROW_CHOICE, OPTION_ROW_FLAG)};
@@ -624,9 +627,14 @@ static inline void options_read_config(Options *o, const char *path) {
     FILE *f = fopen_check(path, "r");
     char *line = NULL;
     size_t capacity = 0;
-    for (int number = 1; getline(&line, &capacity, f) >= 0; number++) {
+    int lines[OPTION_ROWS] = {0};  // where each option stands
+    ssize_t n;
+    for (int number = 1; (n = getline(&line, &capacity, f)) >= 0; number++) {
         char where[512];
         snprintf(where, sizeof where, "%s:%d: ", path, number);
+        if (strlen(line) < (size_t)n)
+            die_all("%sexpected text, found a byte 0; is it UTF-16? (iconv -f UTF-16 -t UTF-8)",
+                    where);
         bool marked = number == 1 && !strncmp(line, "\xef\xbb\xbf", 3);  // by Windows' editors
         char *name = option_trim(line + (marked ? 3 : 0));
         if (!*name || *name == '#') continue;
@@ -641,6 +649,9 @@ static inline void options_read_config(Options *o, const char *path) {
             die_all("%sunknown option %s", where, why);
         }
         if (!option_is_saved(row)) die_all("%s%s belongs on the command line", where, name);
+        int *line_of = &lines[row - option_table];
+        if (*line_of) die_all("%s%s stands in line %d already", where, name, *line_of);
+        *line_of = number;
         char *value = option_unquote(equals + 1);
         if (!value) die_all("%sthe quotes of the value of %s do not match", where, name);
         // Texts are kept for as long as the process lives, as argv is.
@@ -653,7 +664,7 @@ static inline void options_read_config(Options *o, const char *path) {
 
 // Writes all options as a config file that --config reads back.
 static inline void options_save(const Options *o, const char *path) {
-    FILE *f = fopen_check(path, "w");
+    FILE *f = fopen_check(path, "wx");
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         if (row->kind == KIND_GROUP) fprintf(f, "%s# %s\n", i ? "\n" : "", row->name);
@@ -775,6 +786,8 @@ static inline void options_check_names(OptionWords w) {
         bool version = w.row && w.row == option_find("version");
         if (process.rank == 0 && help) options_help(stdout);
         if (process.rank == 0 && version) printf("fsdp.c %s\n", VERSION);
+        if ((help || version) && (fflush(stdout) != 0 || ferror(stdout)))
+            die_all("cannot write to stdout: %s", strerror(errno));
         if (help || version) exit(0);
         int llmc = w.dashes[1] ? -1 : llmc_find(w.name);
         if (w.row || (llmc >= 0 && llmc_is_neutral(llmc, w.value)) || used >= sizeof all) continue;
@@ -785,10 +798,15 @@ static inline void options_check_names(OptionWords w) {
     if (unknown) die_all("unknown option%s %s", unknown > 1 ? "s" : "", all);
 }
 
+static inline OptionWords option_words(int argc, char **argv) {
+    OptionWords w = {argc, 1, argv, NULL, "", "", ""};
+    return w;
+}
+
 // The command line from left to right, over what is there.
 static inline void options_command_line(Options *o, int argc, char **argv) {
     if (argc == 2 && !strcmp(argv[1], "-h")) argv[1] = (char *)"--help";
-    OptionWords w = {argc, 1, argv, NULL, "", "", ""};
+    OptionWords w = option_words(argc, argv);
     options_check_names(w);
     while (option_next(&w)) {
         if (!w.row) continue;

@@ -22,11 +22,6 @@ static inline void paths_free(Paths *p) {
     free(p->names);
 }
 
-static inline bool path_is_folder(const char *path) {
-    struct stat s;
-    return stat(path, &s) == 0 && S_ISDIR(s.st_mode);
-}
-
 // One glob; folders that match are left out.
 static inline void paths_add_glob(Paths *p, const char *pattern) {
     glob_t all;
@@ -35,7 +30,7 @@ static inline void paths_add_glob(Paths *p, const char *pattern) {
     if (error == GLOB_NOMATCH) die_all("no file matches %s", pattern[0] ? pattern : "(empty)");
     if (error) die_all("cannot list %s", pattern);
     for (size_t i = 0; i < all.gl_pathc; i++)
-        if (!path_is_folder(all.gl_pathv[i])) paths_add(p, all.gl_pathv[i]);
+        if (!is_folder(all.gl_pathv[i])) paths_add(p, all.gl_pathv[i]);
     if (p->count == before)
         die_all("%s: expected files, found only %zu folder(s); to take all files of one: %s/*",
                 pattern, all.gl_pathc, pattern);
@@ -67,7 +62,7 @@ static inline const char *braces_open(const char *pattern) {
 // Adds what the pattern names; dies if there is none.
 static inline void paths_add_pattern(Paths *p, const char *pattern) {
     char one[PATH_BYTES];
-    if (access(pattern, F_OK) == 0 && !path_is_folder(pattern)) {
+    if (access(pattern, F_OK) == 0 && !is_folder(pattern)) {
         paths_add(p, pattern);
         return;
     }

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "files.h"
+#include "utf8.h"
 
 enum {
     TOKENIZER_MAGIC = 20240328,
@@ -81,20 +82,6 @@ static inline size_t tokenizer_text(const Tokenizer *t, int token, const unsigne
         die("token %d is outside the tokenizer's vocabulary of %d", token, t->V);
     *text = t->bytes + t->start[token];
     return t->start[token + 1] - t->start[token];
-}
-
-// Bytes of the UTF-8 character that text begins with, 0 if it begins with none.
-static inline size_t utf8_length(const unsigned char *text, size_t n) {
-    size_t length = text[0] < 0x80   ? 1
-                    : text[0] < 0xc2 ? 0
-                    : text[0] < 0xe0 ? 2
-                    : text[0] < 0xf0 ? 3
-                    : text[0] < 0xf5 ? 4
-                                     : 0;
-    if (length > n) return 0;
-    for (size_t i = 1; i < length; i++)
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    return length;
 }
 
 // Prints what a model wrote for a terminal: control characters other than newline and tab, and

@@ -26,6 +26,9 @@ if [ -n "$text" ]; then
     case $(od -An -tu4 -N4 "$text" | tr -d ' ') in
     20240520 | 20240801) refuse "--text $text: expected a text, found a token shard; for it: ./train_gpt --train $text" ;;
     esac
+    for made in train.txt val.txt model.bin; do  # what this script makes of a text
+        [ ! "$text" -ef "$(dirname "$0")/../$work/$made" ] || refuse "--text $text: expected a text of your own, found $work/$made, which this script writes; copy it first"
+    done
 fi
 own=${text:+$(realpath "$text")}
 cd "$(dirname "$0")/.."
@@ -49,6 +52,7 @@ if [ -z "$own" ]; then
     # The whole King James Bible, a verse a line.
     bible -l 10000 "Gen1:1-Rev22:21" >"$text"
 fi
+rm -f "$work/train.txt" "$work/val.txt"  # links to a file elsewhere go, not the file
 # Blocks of 100 lines; the 40th of every 80 is kept for validation, of a long text fewer: about 100 kB are enough.
 size=$(stat -Lc %s "$text")
 every=$((size > 8000000 ? size / 100000 : 80))

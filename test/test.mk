@@ -61,7 +61,7 @@ $(T)/bad_disk.so: test/bad_disk.cpp | $(T)
 	$(CXX) -std=c++17 -O1 $(WARN) -shared -fPIC $< -o $@
 
 $(T)/test_nccl: $(O)/nccl.o
-$(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
+$(T)/test_program $(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
 $(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
 $(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
 $(T)/test_emulated: CPU_FLAGS += -DEMULATED='"$(O)/emu"'

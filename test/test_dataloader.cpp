@@ -349,7 +349,7 @@ static void bad_files_end_in_one_line(void **) {
     expect_death(run_open, write_file(temporary("short.txt"), "1234567", 7),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 8 in 1 file(s)");
     expect_death(run_open, folder, "found only 1 folder(s); to take all files of one: /tmp/test_");
-    expect_bad_shard(0, 20240326, 0, "expected a token shard (magic 20240520 or 20240801), found");
+    expect_bad_shard(0, 20240326, 0, "expected a token shard, found a model.bin, which --model");
     expect_bad_shard(1, 2, 0, "expected version 1 of a token shard, found 2");
     expect_bad_shard(2, 101, 0, "expected 1226 bytes for 101 tokens, found 1224; is it complete?");
     expect_bad_shard(2, 100, 1, "expected 1224 bytes for 100 tokens, found 1223");
@@ -357,6 +357,49 @@ static void bad_files_end_in_one_line(void **) {
     expect_bad_shard(2, 0, 200, "no file has the 9 tokens");
     expect_bad_shard(2, 0xffffffff, 0, "expected 8589935614 bytes for 4294967295 tokens");
     expect_death(run_open, write_file(temporary("tiny.bin"), "x", 1), "expected a token shard");
+}
+
+// Numbers as nanoGPT and NumPy write them, texts in UTF-16 and UTF-32, archives.
+static void foreign_data_are_recognised(void **) {
+    static const struct {
+        const char *bytes;
+        size_t n;
+        const char *expected;
+    } magics[] = {{"\x93NUMPY\1\0", 8, "a NumPy array (.npy); a token shard has a header"},
+                  {"\x1f\x8b\x08", 3, "a file packed by gzip; gunzip it"},
+                  {"PK\3\4", 4, "an archive (zip, .npz"},
+                  {"\xc8\xd7\x34\x01", 4, "a tokenizer.bin, which --tokenizer takes"},
+                  {"\x8a\xd8\x34\x01", 4, "HellaSwag examples"},
+                  {"\xff\xfe"
+                   "a\0b\0",
+                   6, "text in UTF-16; iconv -f UTF-16 -t UTF-8"},
+                  {"\xff\xfe\0\0a\0\0\0", 8, "text in UTF-32"}};
+    char expected[200];
+    for (auto &m : magics)
+        for (int bin = 0; bin < 2; bin++) {
+            snprintf(expected, sizeof expected, "expected %s, found %s",
+                     bin ? "a token shard" : "text", m.expected);
+            expect_death(run_open, write_file(bin ? "f.bin" : "f.txt", m.bytes, m.n), expected);
+        }
+    uint32_t tokens[2000], state = 1;
+    uint16_t narrow[2000], wide[4000];
+    const char *text = "It was the best of times, it was the worst of times.\n";
+    for (int i = 0; i < 2000; i++) {  // of GPT-2's, every eighth one below 256
+        state = state * 1664525 + 1013904223;
+        narrow[i] = (uint16_t)(tokens[i] = (state >> 8) % (i % 8 ? 50257 : 256));
+    }
+    for (int i = 0; i < 4000; i++) wide[i] = (uint16_t)text[i % 53];
+    expect_death(run_open, write_file("n.bin", narrow, sizeof narrow),
+                 "expected a token shard, found numbers of 16 bits without a header");
+    expect_death(run_open, write_file("n.txt", narrow, sizeof narrow),
+                 "expected text, found numbers of 16 bits without a header, as nanoGPT writes");
+    expect_death(run_open, write_file("t.bin", tokens, sizeof tokens),
+                 "found numbers of 32 or 64 bits without a header");
+    expect_death(run_open, write_file("le.txt", wide, sizeof wide), "text in UTF-16, low byte fi");
+    expect_death(run_open, write_file("be.txt", (char *)wide + 1, sizeof wide - 2),
+                 "text in UTF-16, high byte first");
+    expect_death(run_open, write_file("book.bin", text, 53),
+                 "expected a token shard, found text; give it a name that does not end in .bin");
 }
 
 static void mixed_kinds_are_refused(void **) {
@@ -467,6 +510,7 @@ int main(void) {
         cmocka_unit_test(more_files_than_open_descriptors_are_read),
         cmocka_unit_test(tokens_beyond_four_gigabytes_are_found),
         cmocka_unit_test(bad_files_end_in_one_line),
+        cmocka_unit_test(foreign_data_are_recognised),
         cmocka_unit_test(mixed_kinds_are_refused),
         cmocka_unit_test(a_token_beyond_the_vocabulary_is_named),
         cmocka_unit_test(a_token_beyond_the_vocabulary_is_found_at_start),

@@ -203,11 +203,13 @@ static void an_exported_model_is_the_same_on_any_number_of_ranks_and_comes_back(
                         model, folder, folder);
         if (o.status) fail_msg("%s: expected an export, found: %s", model, o.err);
         for (const char *cut : cuts) {
-            o = run(PROGRAM " --model %s/one --steps 0 %s --export-hf %s/again --export-model "
-                            "%s/again.bin && cmp %s/one/model.safetensors "
-                            "%s/again/model.safetensors && cmp %s/one/config.json "
-                            "%s/again/config.json && cmp %s/model.bin %s/again.bin",
-                    folder, cut, folder, folder, folder, folder, folder, folder, folder, folder);
+            o = run("rm -rf %s/again; " PROGRAM
+                    " --model %s/one --steps 0 %s --export-hf %s/again --export-model "
+                    "%s/again.bin && cmp %s/one/model.safetensors "
+                    "%s/again/model.safetensors && cmp %s/one/config.json "
+                    "%s/again/config.json && cmp %s/model.bin %s/again.bin",
+                    folder, folder, cut, folder, folder, folder, folder, folder, folder, folder,
+                    folder);
             if (o.status)
                 fail_msg("%s %s: expected the same, found: %s%s", model, cut, o.out, o.err);
         }
@@ -532,6 +534,60 @@ static void a_model_bin_with_a_number_that_is_none_is_refused(void **) {
     expect_refusal(command, "expected finite weights, found nan in fcw of layer 1 at [5,7]");
 }
 
+static void run_export_of_a_nan(const void *to_folder) {
+    GptConfig c;
+    Gpt *g = load_folder(REFERENCE "/fp32", &c);
+    const Model m = {&gpt_fp32_generic, g, &c};
+    const float nan = NAN;
+    int count;
+    const GptPiece *p = gpt_fp32_generic.pieces(g, &count);
+    while (p->id != FCB) p++;
+    gpt_fp32_generic.write(g, GPT_PARAMETERS, &nan, p->at + 3, 1);
+    if (to_folder)
+        hf_save(&m, folder, -1);
+    else
+        model_file_save(&m, GPT_PARAMETERS, "broken.bin", false);
+}
+
+static void a_model_with_a_weight_that_is_no_number_is_not_written(void **) {
+    static Outcome before, o;
+    before = run("ls -a %s", folder);
+    expect_death(run_export_of_a_nan, folder,
+                 "expected finite weights, found nan in fcb of layer ");
+    expect_death(run_export_of_a_nan, NULL,
+                 "broken.bin: expected finite weights, found nan in fcb");
+    o = run("ls -a %s", folder);
+    assert_string_equal(o.out, before.out);
+    assert_int_equal(access("broken.bin", F_OK), -1);
+}
+
+// All weights are numbers, and the loss is none: the learning rate has no part in it.
+static void a_model_that_overflows_is_not_blamed_on_the_learning_rate(void **) {
+    ModelFile f = model_file_open("test/reference/tiny/model.bin");
+    uint64_t at = model_file_offset(&f, LNFW, 0, 0);
+    model_file_close(&f);
+    char path[128], logs[128], log[4096];
+    snprintf(path, sizeof path, "%s/huge.bin", folder);
+    run("cp test/reference/tiny/model.bin %s", path);
+    float huge[12];
+    for (float &x : huge) x = 3e38f;
+    int fd = open_check(path, O_RDWR);
+    write_exact(fd, huge, sizeof huge, at, path);
+    close(fd);
+    for (int steps = 5; steps <= 20; steps += 15) {  // ten in a row end the run
+        Outcome o = run(PROGRAM " --train test/reference/tiny/train_*.bin --model %s --steps %d "
+                                "--out %s/huge%d",
+                        path, steps, folder, steps);
+        const char *expected = "before any update; look at the weights of --model";
+        if (!o.status || !strstr(o.err, expected) || strstr(o.err, "--lr"))
+            fail_msg("expected `%s`, found: %s", expected, o.err);
+        snprintf(logs, sizeof logs, "%s/huge%d/main.log", folder, steps);
+        read_text(logs, log, sizeof log);
+        if (lines_of(log) != (steps < 10 ? steps : 10))
+            fail_msg("expected each step in the log, found: %s", log);
+    }
+}
+
 static void a_checkpoint_is_exported_without_training(void **) {
     Outcome o = run(PROGRAM " --ranks 2 --model gpt2:L=2,C=16,NH=2,T=16 --batch 1 --steps 2 "
                             "--train test/reference/small/train.txt --out %s/run -n 2",
@@ -579,6 +635,8 @@ int main(void) {
         cmocka_unit_test(folders_that_are_no_model_are_refused),
         cmocka_unit_test(indexes_that_are_wrong_are_refused),
         cmocka_unit_test(a_model_bin_with_a_number_that_is_none_is_refused),
+        cmocka_unit_test(a_model_with_a_weight_that_is_no_number_is_not_written),
+        cmocka_unit_test(a_model_that_overflows_is_not_blamed_on_the_learning_rate),
         cmocka_unit_test(a_checkpoint_is_exported_without_training),
         cmocka_unit_test(ranks_end_together_on_a_bad_model),
     };

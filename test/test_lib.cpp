@@ -4,6 +4,8 @@
 #include "../lib/logger.h"
 #include "../lib/model_file.h"
 #include "../lib/options.h"
+#include "../lib/outcome.h"
+
 #include "../lib/paths.h"
 #include "../lib/peak.h"
 #include "../lib/sampler.h"
@@ -335,7 +337,7 @@ static void of_options_given_twice_the_later_holds(void **) {
         "\xef\xbb\xbf# a comment\n\nbatch = 3\nlr=1e-3   # rate\n  train = \"a b.txt\"\nsteps = "
         "7\n";
     const char second[] = "\xef\xbb\xbf"
-                          "batch = 5\r\nbatch = 6\n";
+                          "batch = 6\r\n";
     write_file(temporary("first.cfg"), first, sizeof first - 1);
     write_file(temporary("second.cfg"), second, sizeof second - 1);
     char line[1024];
@@ -355,10 +357,20 @@ static void bad_config_files_end_in_one_line(void **) {
         {"batch = 0\n", "bad.cfg:1: --batch 0: expected"},
         {"train = \"x\n", "bad.cfg:1: the quotes of the value of train do not match"},
         {"train = \"x\" y\n", "quotes"},
+        {"batch = 3\n\nbatch = 3\n", "bad.cfg:3: batch stands in line 1 already"},
         {"config = x\n", "config belongs on the command line"},
     };
+    const char *path = temporary("bad.cfg");
+    char command[300];
+    snprintf(command, sizeof command, "--config %s", path);
+    write_file(path, "batch = 3\nlr = 1\0\n", 19);
+    expect_parse_death(command, "bad.cfg:2: expected text, found a byte 0; is it UTF-16?");
+    write_file(path,
+               "\xff\xfe"
+               "b\0\n\0",
+               6);
+    expect_parse_death(command, "bad.cfg:1: expected text, found a byte 0; is it UTF-16?");
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        const char *path = temporary("bad.cfg");
         write_file(path, cases[i][0], strlen(cases[i][0]));
         char line[300];
         snprintf(line, sizeof line, "--config %s", path);
@@ -496,19 +508,48 @@ static void burn(double seconds) {
 
 static void run_silent(const void *) {
     Watchdog w = {};
-    watchdog_start(&w, 1, [](char *text, size_t bytes) { snprintf(text, bytes, "in a test"); });
+    process.world = 2;
+    watchdog_start(&w, 1, [](char *text, size_t n) { return snprintf(text, n, "in a test") > 0; });
     sleep(20);
+}
+
+// Waits for ranks in a loop of its own, not in a collective.
+static void run_waiting(const void *) {
+    Watchdog w = {};
+    process.world = 2;
+    process_waits(true);
+    watchdog_start(&w, 1, [](char *, size_t) { return false; });
+    sleep(20);
+}
+
+static void work_and_files_may_take_any_time(void **) {
+    int status;
+    pid_t child = fork();
+    if (child == 0) {
+        Watchdog w = {};
+        process.world = 2;
+        watchdog_start(&w, 1, [](char *, size_t) { return false; });
+        sleep(2);  // work
+        process_waits(true);
+        process.patient++;
+        sleep(2);  // waits for a rank that is at its files
+        _exit(0);
+    }
+    waitpid(child, &status, 0);
+    assert_int_equal(status, 0);
 }
 
 static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
     expect_death(run_silent, NULL,
                  "no progress for 1 seconds: in a test (--timeout sets the limit)\n");
+    expect_death(run_waiting, NULL, "no progress for 1 seconds: waits for other ranks (");
     int ends[2], status;
     char byte;
     assert_int_equal(pipe(ends), 0);
     pid_t child = fork();
     if (child == 0) {
         Watchdog w = {};
+        process.world = 2;
         watchdog_start(&w, 2, NULL);
         if (write(ends[1], "", 1) != 1) _exit(3);
         burn(0.4);  // stopped in here, and still busy when the watchdog looks again
@@ -860,6 +901,32 @@ static void initial_weights_follow_gpt2_and_do_not_depend_on_the_cut(void **) {
     }
 }
 
+// ---- outcome -----------------------------------------------------------------------------------
+
+static void run_outcome(const void *outcome) {
+    outcome_check((const RunOutcome *)outcome);
+}
+
+static void a_run_succeeds_if_it_has_learned(void **) {
+    RunOutcome o = {};
+    for (int i = 0; i < 20; i++) outcome_add(&o, i != 7 && i != 9, 0);
+    o.loss = 3;
+    outcome_check(&o);  // two of twenty
+    outcome_add(&o, false, 1);
+    expect_death(run_outcome, &o, "the last 1 updates were skipped, for want of a finite gradient");
+    outcome_add(&o, true, 0);
+    expect_death(run_outcome, &o,
+                 "3 of 22 updates were skipped, more than one in 10, for want of a "
+                 "finite gradient: use a smaller --lr");
+    o = {};
+    o.loss = NAN;
+    expect_death(run_outcome, &o, "the last loss is nan: expected a number");
+    outcome_add(&o, false, 1);
+    expect_death(run_outcome, &o, "before any update; look at the weights of --model");
+    o.goes_on = true;
+    expect_death(run_outcome, &o, "use a smaller --lr");
+}
+
 // ---- model files -------------------------------------------------------------------------------
 
 static void model_files_survive_the_round_trip_in_pieces(void **) {
@@ -895,7 +962,7 @@ static void model_files_survive_the_round_trip_in_pieces(void **) {
                     assert_true(bf16 ? fabsf(x[i] - y[i]) <= fabsf(x[i]) / 256 : x[i] == y[i]);
             }
         model_file_close(&f);
-        assert_int_equal(access(temporary("model.bin.tmp"), F_OK), -1);
+        assert_int_equal(access(temporary("model.bin.00000000.tmp"), F_OK), -1);
     }
 }
 
@@ -1154,7 +1221,8 @@ static void logs_keep_every_digit_of_a_float(void **) {
     logger_step(&l, &m);
     logger_validation(&l, 1, NAN);
     logger_validation(&l, 1, 4.0 / 3);
-    logger_sample(&l, 1, "a\"\n\xff", 4);
+    const char sample[] = "a\"\\\n\t\xff\u00e9\u20ac\U0001f600\xed\xa0\x80\xe2\x82";
+    logger_sample(&l, 1, sample, sizeof sample - 1);
     logger_close(&l);
     int step;
     float loss, lr, norm;
@@ -1168,7 +1236,8 @@ static void logs_keep_every_digit_of_a_float(void **) {
         "\"ms\":12.5,\"tokens_per_second\":1000,\"mfu\":null,\"comm_share\":0.25,"
         "\"gathered\":1048577,\"reduced\":0,\"allreduced\":0,\"collectives\":7,\"tokens\":640,"
         "\"memory\":1048576}\n{\"step\":1,\"val_loss\":null}\n"
-        "{\"step\":1,\"val_loss\":1.33333333}\n{\"step\":1,\"sample\":\"a\\\"\\n\\u00ff\"}\n");
+        "{\"step\":1,\"val_loss\":1.33333333}\n{\"step\":1,\"sample\":\"a\\\"\\\\\\n\\u0009\ufffd"
+        "\u00e9\u20ac\U0001f600\ufffd\ufffd\ufffd\ufffd\ufffd\"}\n");
 }
 
 static void a_resumed_run_leaves_no_line_twice(void **) {
@@ -1222,7 +1291,7 @@ static void an_earlier_run_keeps_its_files_under_a_number(void **) {
     assert_string_equal(read_file(temporary("numbered/metrics.jsonl.2")), "mine");
     assert_int_equal(access(temporary("numbered/main.log.2"), F_OK), -1);
     assert_int_equal(access(temporary("numbered/main.log.4"), F_OK), -1);
-    assert_int_equal(access(temporary("numbered/options.cfg.tmp"), F_OK), -1);
+    assert_int_equal(access(temporary("numbered/options.cfg.00000000.tmp"), F_OK), -1);
 }
 
 // From here on no file of this process may be larger than that, as on a disk without space.
@@ -1241,7 +1310,7 @@ static void a_full_disk_takes_no_earlier_file(void **) {
             Logger l;
             logger_open(&l, (const Options *)options, false, 0);
         },
-        o, "full/options.cfg.tmp: File too large");
+        o, "full/options.cfg.00000000.tmp: File too large");
     expect_death(
         [](const void *options) {
             Logger l;
@@ -1249,7 +1318,7 @@ static void a_full_disk_takes_no_earlier_file(void **) {
             limit_files(100);
             logger_validation(&l, 0, 1.0);
         },
-        o, "full/options.cfg.tmp: File too large");
+        o, "full/options.cfg.00000000.tmp: File too large");
     assert_int_equal(access(temporary("full/main.log.1"), F_OK), -1);
     assert_non_null(strstr(read_file(temporary("full/main.log")), "s:1 "));
 }
@@ -1265,7 +1334,7 @@ static void run_logger(const void *where) {
 static void unwritable_logs_end_in_one_line(void **) {
     expect_death(run_logger, "/proc/nowhere", "cannot make the folder /proc/nowhere");
     // A folder that takes no file is found at start, even by root.
-    expect_death(run_logger, "/proc", "cannot write /proc/options.cfg.tmp");
+    expect_death(run_logger, "/proc", "cannot write /proc/options.cfg.00000000.tmp");
     // /dev/full takes no byte, as a disk without space.
     expect_death(
         [](const void *) {
@@ -1324,6 +1393,7 @@ int main(void) {
         cmocka_unit_test(only_regular_files_are_read),
         cmocka_unit_test(commas_and_braces_name_several_files),
         cmocka_unit_test(a_silent_job_ends_and_a_stopped_one_goes_on),
+        cmocka_unit_test(work_and_files_may_take_any_time),
         cmocka_unit_test(the_largest_model_has_a_buffer_for_each_block),
         cmocka_unit_test(learning_rates_match_the_tables),
         cmocka_unit_test(no_step_leaves_the_range_of_learning_rates),
@@ -1341,6 +1411,7 @@ int main(void) {
         cmocka_unit_test(files_and_descriptors_of_models_are_told_apart),
         cmocka_unit_test(segments_are_neighbours_and_cover_a_block),
         cmocka_unit_test(initial_weights_follow_gpt2_and_do_not_depend_on_the_cut),
+        cmocka_unit_test(a_run_succeeds_if_it_has_learned),
         cmocka_unit_test(model_files_survive_the_round_trip_in_pieces),
         cmocka_unit_test(model_files_of_124m_have_llmcs_sizes),
         cmocka_unit_test(model_files_of_python_are_read),

