@@ -367,7 +367,7 @@ static void a_run_on_a_small_disk_goes_on_when_the_disk_has_grown(void **) {
     }
     Outcome o = run("mkdir -p %s/disk; rm -rf %s/run; unshare -m bash -c ' "
                     "mount -t tmpfs -o size=500k none %s/disk || exit 9; " RUN
-                    "--ranks 2 --out %s/disk/run; [ \\$? = 1 ] || exit 9; "
+                    "--ranks 2 --out %s/disk/run; [ $? = 1 ] || exit 9; "
                     "mount -o remount,size=8m %s/disk; " RUN
                     "--out %s/disk/run --resume auto && cp -r %s/disk/run %s/run'",
                     folder, folder, folder, folder, folder, folder, folder, folder);
