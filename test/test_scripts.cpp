@@ -129,9 +129,95 @@ static void logs_are_plotted_as_far_as_they_have_points(void **) {
     expect_plot("s:0 tel:3.5\\ns:9 tel:3.1\\n", "wrote ", true);
     expect_plot("s:0 trl:3.4 lr:1 norm:1\\ns:1 trl:nan lr:1 norm:inf\\ns:2 trl:3.2 lr:1 norm:1\\n",
                 "wrote ", true);
-    expect_plot("s:0 trl:nan lr:1 norm:inf\\n", "expected lines with a loss", false);
-    expect_plot("a word\\n", "expected lines with a loss", false);
-    expect_plot("", "expected a log in", false);
+    expect_plot("s:0 trl:nan lr:1 norm:inf\\n", "expected points of a loss, found none", false);
+    expect_plot("a word\\n", "expected a log, or a line of names with a step and a loss", false);
+    expect_plot("", "expected points of a loss, found none", false);
+}
+
+// A file, and the points that scripts/curve finds in it: step, tokens, seconds, loss.
+static void curves_are_read_from_logs_and_exports(void **) {
+    static const struct {
+        const char *what, *text, *train, *val;
+    } cases[] = {
+        {"llm.c's main.log",
+         "s:0 tel:11.0325\ns:0 trl:11.0336 lr:0.000001 norm:15.3\ns:1 trl:nan lr:0.1 norm:inf\n"
+         "s:1 eval:0.2946\ns:2 trl:10.5 lr:0.1 norm:1.00\n",
+         "0 - - 11.0336\n2 - - 10.5\n", "0 - - 11.0325\n"},
+        {"metrics.jsonl",
+         "{\"step\":0,\"val_loss\":3.5}\n{\"step\":0,\"steps\":9,\"loss\":3.25,\"ms\":500,"
+         "\"tokens\":"
+         "64,\"memory\":1}\n{\"step\":1,\"sample\":\"a \\\"loss\\\":1\"}\n"
+         "{\"step\":1,\"steps\":9,\"loss\":null,\"ms\":500,\"tokens\":128,\"memory\":1}\n"
+         "{\"step\":2,\"val_loss\":3}\n",
+         "0 64 0.5 3.25\n", "0 - - 3.5\n2 128 1 3\n"},
+        {"an export of W&B",
+         "\"Step\",\"a, run - train/loss\",\"a, run - train/loss__MIN\",\"a, run - val/loss\"\r\n"
+         "0,3.5,3.4,\r\n10,3.2,3.1,3.3\r\n",
+         "0 - - 3.5\n10 - - 3.2\n", "10 - - 3.3\n"},
+        {"an export of TensorBoard",
+         "Wall time,Step,Value\n1700000000.5,0,3.5\n1700000010.75,10,3.2e0\n",
+         "0 - 0 3.5\n10 - 10.25 3.2e0\n", "0 - 0 3.5\n10 - 10.25 3.2e0\n"},
+        {"a level", "# from a paper\nstep,val loss\n*,3.42\n", "", "* - - 3.42\n"},
+    };
+    for (auto &c : cases) {
+        write_file(temporary("curve"), c.text, strlen(c.text));
+        Outcome train = run("scripts/curve %s/curve train", folder);
+        Outcome val = run("scripts/curve %s/curve val", folder);
+        if (strcmp(train.out, c.train) || strcmp(val.out, c.val) || train.err[0])
+            fail_msg("%s: expected\n%s%sfound\n%s%s%s", c.what, c.train, c.val, train.out, val.out,
+                     train.err);
+    }
+    Outcome published =
+        run("set +f; for f in scripts/reference/*.csv; do scripts/curve $f val; done");
+    if (published.status != 0 || lines_of(published.out) < 5) fail_msg("%s", published.err);
+}
+
+static void expect_comparison(const char *options, int status, const char *expected) {
+    Outcome o = run("cd %s && $OLDPWD/scripts/compare %s", folder, options);
+    if (o.status != status || (!strstr(o.out, expected) && !strstr(o.err, expected)))
+        fail_msg("compare %s: expected status %d and `%s`, found %d: %s%s", options, status,
+                 expected, o.status, o.out, o.err);
+}
+
+// a falls by 0.1 a step for 10 steps; b, logged every third step, does so until step 3 and stays
+// 0.05 a step behind from there on; c is b, given in tokens of 8 a step.
+static void curves_are_compared_where_both_have_points(void **) {
+    char a[1024] = "", b[1024] = "step,loss\n", c[1024] = "step,tokens,loss\n";
+    for (int s = 0; s < 10; s++) {
+        double behind = s > 3 ? 0.05 * (s - 3) : 0;
+        snprintf(a + strlen(a), sizeof a - strlen(a),
+                 "{\"step\":%d,\"steps\":10,\"loss\":%g,\"ms\":500,\"tokens\":%d}\n", s,
+                 4 - 0.1 * s, 8 * (s + 1));
+        if (s % 3 == 0)
+            snprintf(b + strlen(b), sizeof b - strlen(b), "%d,%g\n", s, 4 - 0.1 * s + behind),
+                snprintf(c + strlen(c), sizeof c - strlen(c), "%d,%d,%g\n", 2 * s, 8 * (s + 1),
+                         4 - 0.1 * s + behind);
+    }
+    write_file(temporary("a"), a, strlen(a));
+    write_file(temporary("b"), b, strlen(b));
+    write_file(temporary("c"), c, strlen(c));
+    const char *found = "4 points from step 0 to 9; first part at 6 (3.4 against 3.55); largest "
+                        "difference 0.3 at 9; mean 0.1125; last 3.1 against 3.4 (-0.3)";
+    expect_comparison("a b", 0, found);
+    expect_comparison("a b --tolerance 0.3000001", 0, "never more than 0.3 apart");
+    expect_comparison("a b --tolerance=0.2", 1,
+                      "first part by more than 0.2 at 9 (3.1 against 3.4)");
+    expect_comparison("a c --by tokens", 0, "4 points from tokens 8 to 80; first part at 56 (");
+    expect_comparison("a a --by time", 0, "10 points from seconds 0.5 to 5; equal; mean 0;");
+    // the mean of a straight line's points to either side is the line, but at its ends
+    expect_comparison("a b --smooth 2.5 --rows 1", 0, "last 3.15 against 3.4 (-0.25)");
+    write_file(temporary("level"), "step,loss\n*,3.5\n", 16);
+    expect_comparison("a level --series val", 2, "a: expected points of the val loss, found none");
+    expect_comparison("a level", 0, "10 points from step 0 to 9; first part at 0 (4 against 3.5)");
+    expect_comparison("level level", 2, "two levels");
+    expect_comparison("b c --by tokens", 2, "b: it has no tokens to compare by");
+    write_file(temporary("late"), "step,loss\n20,3.5\n", 17);
+    expect_comparison("a late", 2, "no step at which both have a loss");
+    expect_comparison("a", 2, "usage: scripts/compare RUN REFERENCE");
+    expect_comparison("a b --tolerance little", 2, "--tolerance little: expected a number");
+    expect_comparison("a b --window 3", 2, "--window: expected --tolerance, --by");
+    if (system("command -v gnuplot >/dev/null") != 0) skip();
+    expect_comparison("a b --png p.png && test -s p.png", 0, "wrote p.png");
 }
 
 // ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
@@ -226,6 +312,8 @@ int main(void) {
         cmocka_unit_test(the_quickstart_says_in_one_line_what_is_wrong),
         cmocka_unit_test(the_quickstart_does_not_eat_its_own_files),
         cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
+        cmocka_unit_test(curves_are_read_from_logs_and_exports),
+        cmocka_unit_test(curves_are_compared_where_both_have_points),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
