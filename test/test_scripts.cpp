@@ -98,7 +98,7 @@ static void the_quickstart_does_not_eat_its_own_files(void **) {
                                         "link", "hard"};
     run("mkdir -p %s/clone/data/quickstart; cp -r scripts %s/clone; cd %s/clone; for f in train "
         "val; "
-        "do seq 1000 >data/quickstart/\\$f.txt; done; ln -s data/quickstart/train.txt link; "
+        "do seq 1000 >data/quickstart/$f.txt; done; ln -s data/quickstart/train.txt link; "
         "ln data/quickstart/val.txt hard",
         folder, folder, folder);
     for (const char *name : names) {
