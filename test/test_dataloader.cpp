@@ -379,7 +379,8 @@ static void foreign_data_are_recognised(void **) {
         for (int bin = 0; bin < 2; bin++) {
             snprintf(expected, sizeof expected, "expected %s, found %s",
                      bin ? "a token shard" : "text", m.expected);
-            expect_death(run_open, write_file(bin ? "f.bin" : "f.txt", m.bytes, m.n), expected);
+            expect_death(run_open, write_file(temporary(bin ? "f.bin" : "f.txt"), m.bytes, m.n),
+                         expected);
         }
     uint32_t tokens[2000], state = 1;
     uint16_t narrow[2000], wide[4000];
@@ -389,16 +390,17 @@ static void foreign_data_are_recognised(void **) {
         narrow[i] = (uint16_t)(tokens[i] = (state >> 8) % (i % 8 ? 50257 : 256));
     }
     for (int i = 0; i < 4000; i++) wide[i] = (uint16_t)text[i % 53];
-    expect_death(run_open, write_file("n.bin", narrow, sizeof narrow),
+    expect_death(run_open, write_file(temporary("n.bin"), narrow, sizeof narrow),
                  "expected a token shard, found numbers of 16 bits without a header");
-    expect_death(run_open, write_file("n.txt", narrow, sizeof narrow),
+    expect_death(run_open, write_file(temporary("n.txt"), narrow, sizeof narrow),
                  "expected text, found numbers of 16 bits without a header, as nanoGPT writes");
-    expect_death(run_open, write_file("t.bin", tokens, sizeof tokens),
+    expect_death(run_open, write_file(temporary("t.bin"), tokens, sizeof tokens),
                  "found numbers of 32 or 64 bits without a header");
-    expect_death(run_open, write_file("le.txt", wide, sizeof wide), "text in UTF-16, low byte fi");
-    expect_death(run_open, write_file("be.txt", (char *)wide + 1, sizeof wide - 2),
+    expect_death(run_open, write_file(temporary("le.txt"), wide, sizeof wide),
+                 "text in UTF-16, low byte fi");
+    expect_death(run_open, write_file(temporary("be.txt"), (char *)wide + 1, sizeof wide - 2),
                  "text in UTF-16, high byte first");
-    expect_death(run_open, write_file("book.bin", text, 53),
+    expect_death(run_open, write_file(temporary("book.bin"), text, 53),
                  "expected a token shard, found text; give it a name that does not end in .bin");
 }
 

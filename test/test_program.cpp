@@ -293,6 +293,23 @@ static void slow_work_is_not_silence(void **) {
     if (o.status != 0) fail_msg("found: %s%s", o.out, o.err);
 }
 
+// One sample has a token beyond the vocabulary: a run that ends before it does not see it.
+static void what_lies_behind_the_last_step_is_not_read(void **) {
+    Outcome o =
+        run("cp test/reference/tiny/train_000001.bin %s/bad.bin; printf '\\143' | dd of=%s/bad.bin "
+            "bs=1 seek=1450 conv=notrunc status=none; for n in 71 \\$(" PROGRAM
+            " --model gpt2:L=1,C=8,NH=2,T=7,V=37 --train %s/bad.bin --batch 1 --steps 71 --json "
+            "2>%s/why | wc -l); do echo steps \\$n; " PROGRAM
+            " --model gpt2:L=1,C=8,NH=2,T=7,V=37 --train %s/bad.bin --batch 1 --steps \\$n "
+            "--log-every 99 >/dev/null; echo rc \\$?; done; cat %s/why >&2",
+            folder, folder, folder, folder, folder, folder);
+    int all = 0, before = 0;
+    if (sscanf(o.out, "steps 71 rc %d steps %d rc 0", &all, &before) != 2 || all != 1 || before < 1)
+        fail_msg("expected 71 steps to fail and those before the bad one to pass, found: %s%s",
+                 o.out, o.err);
+    if (!strstr(o.err, "below the vocabulary V=37, found 99")) fail_msg("found: %s", o.err);
+}
+
 // Every line that --json prints is an object, also of a run that diverges and of samples.
 static void json_output_is_json(void **) {
     static Outcome o;
@@ -562,6 +579,7 @@ int main(void) {
         cmocka_unit_test(of_a_prompt_that_is_too_long_the_end_counts),
         cmocka_unit_test(a_run_that_learned_nothing_does_not_succeed),
         cmocka_unit_test(slow_work_is_not_silence),
+        cmocka_unit_test(what_lies_behind_the_last_step_is_not_read),
         cmocka_unit_test(json_output_is_json),
         cmocka_unit_test(a_closed_stdout_does_not_end_in_the_log),
         cmocka_unit_test(people_count_steps_from_one),
