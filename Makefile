@@ -11,7 +11,9 @@ DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/d
 O ?= build/$(DEVICE)
 CXX ?= g++
 WARN = -Wall -Wextra -Werror
-HEADERS = $(wildcard *.h *.cuh lib/*.h checkpoint/*.h) $(O)/flags
+HEADERS = $(wildcard *.h *.cuh lib/*.h checkpoint/*.h plan/*.h) $(O)/flags
+PRECISION_fp32 := 0
+PRECISION_bf16 := 1
 
 # MPI: where mpicc answers.
 MPI ?= $(shell command -v mpicc >/dev/null && echo 1 || echo 0)
@@ -34,6 +36,12 @@ ifneq ($(filter-out test fuzz-check clean check-format,$(or $(MAKECMDGOALS),all)
 $(call need,jansson.h,libjansson-dev)
 $(call need,xxhash.h,libxxhash-dev)
 endif
+
+# The model on the device of --plan, the same in every build.
+PLAN_FLAGS = -std=c++17 -O2 -g -fopenmp $(WARN) -DDEVICE_PLAN -DGPT_LEVEL=plan -I. $(EXTRA_FLAGS)
+PLAN_MODELS = $(O)/gpt_plan_fp32.o $(O)/gpt_plan_bf16.o
+$(O)/gpt_plan_%.o: gpt.cu $(HEADERS) $(wildcard cpu/bf16.h kernels/workspace.h) | $(O)
+	$(CXX) $(PLAN_FLAGS) -DPRECISION_BF16=$(PRECISION_$*) -DGPT_CODE=gpt_plan_$* -x c++ -c $< -o $@
 
 include $(if $(filter cuda,$(DEVICE)),kernels,cpu)/device.mk
 

@@ -5,6 +5,10 @@
 
 #include "lib/buffers.h"
 
+// Elements of the ordered exchange under way at a time: on CPUs they should stay in the cache.
+#define EXCHANGE_ELEMENTS_CPU ((size_t)1 << 18)
+#define EXCHANGE_ELEMENTS_GPU ((size_t)1 << 24)
+
 typedef enum { MOMENTS_FP32, MOMENTS_FP64, MOMENTS_BF16 } MomentType;
 
 typedef struct {

@@ -1,8 +1,8 @@
 // device.h: which device this build is for, the two number formats, and the check of its calls.
 //
 // Everything else is written against the CUDA runtime and NCCL. DEVICE_CPU puts cpu/ behind
-// the same names; the emulator (EMULATOR) keeps NVIDIA's own headers and stands in for the
-// libraries at link time.
+// the same names, DEVICE_PLAN a device that only notes what it is given (--plan); the emulator
+// (EMULATOR) keeps NVIDIA's own headers and stands in for the libraries at link time.
 #pragma once
 
 #include "lib/die.h"
@@ -10,7 +10,9 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#ifdef DEVICE_CPU
+#if defined(DEVICE_PLAN)
+#include "plan/device.h"
+#elif defined(DEVICE_CPU)
 #include "cpu/runtime.h"
 
 #include "cpu/nccl.h"

@@ -43,11 +43,13 @@ static bool defect(const char *name) {
 #endif
 
 #define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
-// Elements of the ordered exchange under way at a time: on CPUs they should stay in the cache.
-#ifdef DEVICE_CPU
-#define EXCHANGE_ELEMENTS ((size_t)1 << 18)
+// Elements of the ordered exchange under way at a time.
+#if defined(DEVICE_PLAN)
+#define EXCHANGE_ELEMENTS plan_device.exchange_elements
+#elif defined(DEVICE_CPU)
+#define EXCHANGE_ELEMENTS EXCHANGE_ELEMENTS_CPU
 #else
-#define EXCHANGE_ELEMENTS ((size_t)1 << 24)
+#define EXCHANGE_ELEMENTS EXCHANGE_ELEMENTS_GPU
 #endif
 
 typedef struct {
@@ -334,15 +336,20 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
         create_event(f, &s->ready), create_event(f, &s->freed);
     }
     ncclCheck(ncclCommInitRank(&f->world_comm, c->world, id, c->rank));
-    ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
-    ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
-    ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
+    // Only those that the strategy uses: each takes hundreds of MiB of a GPU.
+    if (c->K > 1)
+        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
+    if (!c->ordered)
+        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
+    if (!c->ordered && f->replicas > 1)
+        ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
 }
 
 static void fsdp_finish(Fsdp *f) {
     cudaCheck(cudaDeviceSynchronize());
     ncclComm_t comms[] = {f->replica_comm, f->reduce_comm, f->gather_comm, f->world_comm};
-    for (int i = 0; i < 4; i++) ncclCheck(ncclCommDestroy(comms[i]));
+    for (int i = 0; i < 4; i++)
+        if (comms[i]) ncclCheck(ncclCommDestroy(comms[i]));
     for (int i = 0; i < f->nunits; i++) {
         cudaCheck(cudaEventDestroy(f->units[i].updated));
         cudaCheck(cudaEventDestroy(f->units[i].filled));

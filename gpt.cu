@@ -730,13 +730,7 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
     cudaCheck(cudaDeviceSynchronize());
 }
 
-static void gpt_finish(Gpt *g) {
-    fsdp_finish(&g->f);
-    ops_destroy();
-    for (int i = 0; i < g->buffers.count; i++) {
-        const Buffer *row = &g->buffers.rows[i];
-        cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
-    }
+static void gpt_forget(Gpt *g) {
     fsdp_free_tables(&g->f);
     free(g->acts);
     free(g->block_units);
@@ -745,6 +739,16 @@ static void gpt_finish(Gpt *g) {
     free(g->train_visits);
     free(g->eval_visits);
     free(g);
+}
+
+static void gpt_finish(Gpt *g) {
+    fsdp_finish(&g->f);
+    ops_destroy();
+    for (int i = 0; i < g->buffers.count; i++) {
+        const Buffer *row = &g->buffers.rows[i];
+        cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
+    }
+    gpt_forget(g);
 }
 
 static Buffers *gpt_buffers(Gpt *g) {
@@ -766,6 +770,17 @@ static void gpt_trace_stop(Gpt *g, const char *path) {
     g->f.timeline = NULL;
 }
 
+#if defined(DEVICE_CPU) && !defined(DEVICE_PLAN)
+#include "cpu/rates.h"
+static void gpt_rates(const GptConfig *c, double *seconds) {
+    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
+    measure_rates(&dims, seconds);
+}
+#define GPT_RATES gpt_rates
+#else
+#define GPT_RATES NULL
+#endif
+
 #define GPT_TEXT(x) #x
 #define GPT_QUOTE(x) GPT_TEXT(x)
 extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
@@ -774,6 +789,8 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_bytes_per_parameter,
                                  gpt_start,
                                  gpt_finish,
+                                 gpt_forget,
+                                 GPT_RATES,
                                  gpt_pieces,
                                  gpt_shard_elements,
                                  gpt_element_bytes,

@@ -55,6 +55,10 @@ typedef struct {
     // Allocates the buffers of the table and joins the other ranks.
     void (*start)(Gpt *g, ncclUniqueId id);
     void (*finish)(Gpt *g);
+    void (*forget)(Gpt *g);  // one that has not been started
+    // On CPUs: seconds that a unit of each kind of work (lib/work.h) takes here, measured at shapes
+    // like the config's. NULL: not known.
+    void (*rates)(const GptConfig *config, double *seconds);
     // The rank's pieces in the order of its arrays, and their elements as they lie there (see
     // element_bytes): from the device to dst once all work is done, and back before any begins.
     const GptPiece *(*pieces)(const Gpt *g, int *count);

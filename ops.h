@@ -130,7 +130,9 @@ static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaSt
 static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream);
 
-#ifdef DEVICE_CPU
+#if defined(DEVICE_PLAN)
+#include "plan/ops.h"
+#elif defined(DEVICE_CPU)
 #include "cpu/ops.h"
 #else
 #include "kernels/ops.cuh"

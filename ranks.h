@@ -271,15 +271,15 @@ static Ranks ranks_start(int wanted, const Machine *own) {
     return r;
 }
 
-// For a dry run: the ranks that --ranks or mpirun asks for, eight to a node, without starting any.
-static Ranks ranks_imagined(int wanted) {
+// For a plan: the ranks that --ranks or mpirun asks for, without starting any.
+static Ranks ranks_imagined(int wanted, int per_node) {
     const char *mpi = getenv("OMPI_COMM_WORLD_SIZE");
-    int world = wanted ? wanted : mpi ? atoi(mpi) : 1, node = world < 8 ? world : 8;
-    Ranks r = {process.rank, world, 0, node, "dry run", NULL, NULL};
+    int world = wanted ? wanted : mpi ? atoi(mpi) : 1, node = world < per_node ? world : per_node;
+    Ranks r = {process.rank, world, 0, node, "plan", NULL, NULL};
     return r;
 }
 
-// Are there ranks that answer (not in a dry run)?
+// Are there ranks that answer (not in a plan)?
 static inline bool ranks_started(const Ranks *r) {
     return r->shared || r->launcher == ranks_launcher_mpi;
 }

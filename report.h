@@ -30,7 +30,7 @@ typedef struct {
     const Options *options;
     const GptConfig *config;
     const Ranks *ranks;
-    const Threads *threads;         // 0: a GPU, or a dry run
+    const Threads *threads;         // 0: a GPU
     const DataLoader *train, *val;  // no samples: no data
     const Buffers *buffers;
     const char *code, *device;
@@ -54,9 +54,6 @@ static void report_memory(const StartTable *t) {
     printf("state            %.1f bytes a parameter / %d ranks = %.1f MiB, %.2f %% padding\n",
            t->bytes_per_parameter, K, exact / 1048576.0,
            100.0 * ((double)buffers_bytes(b, "state") / exact - 1.0));
-    if (!t->options->dry_run) return;
-    for (int i = 0; i < b->count; i++)
-        printf("  %-12s %-32s %14zu bytes\n", b->rows[i].owner, b->rows[i].name, b->rows[i].bytes);
 }
 
 static void report_files(const char *what, const DataLoader *d) {
@@ -126,21 +123,6 @@ static void report_start(const StartTable *t) {
     if (t->schedule.steps > 0) report_schedule(t);
     if (t->peak > 0) printf("peak             %.0f Tflop/s a rank\n", t->peak * 1e-12);
     report_memory(t);
-    flush_stdout();
-}
-
-// What a dry run has to say to a program.
-static void report_start_json(const StartTable *t) {
-    const GptConfig *c = t->config;
-    const Buffers *b = t->buffers;
-    printf("{\"parameters\":%zu,\"ranks\":%d,\"batch\":%d,\"seq\":%d,\"micro_steps\":%d,"
-           "\"steps\":%ld,\"samples\":%llu,\"memory\":%zu,\"buffers\":[",
-           model_parameters(&c->model), t->ranks->world, c->B, c->T, t->micro_steps,
-           t->schedule.steps, (unsigned long long)t->train->samples, buffers_bytes(b, NULL));
-    for (int i = 0; i < b->count; i++)
-        printf("%s{\"owner\":\"%s\",\"name\":\"%s\",\"bytes\":%zu}", i ? "," : "", b->rows[i].owner,
-               b->rows[i].name, b->rows[i].bytes);
-    printf("]}\n");
     flush_stdout();
 }
 

@@ -11,6 +11,9 @@
 #include <math.h>
 
 #define TIMELINE_STREAMS 3
+#ifndef timeline_clock_ns  // a plan's host has a clock of its own
+#define timeline_clock_ns clock_ns
+#endif
 
 typedef struct {
     int stream;
@@ -37,10 +40,10 @@ static void timeline_set_origin(Timeline *t, int64_t zero) {
     int best = 0;
     for (int i = 0; i < TRIES; i++) {
         cudaEventCreate(&tries[i]);
-        int64_t before = clock_ns();
+        int64_t before = timeline_clock_ns();
         cudaEventRecord(tries[i], t->streams[0]);
         cudaEventSynchronize(tries[i]);
-        int64_t window = clock_ns() - before;
+        int64_t window = timeline_clock_ns() - before;
         if (window >= closest) continue;
         closest = window, best = i;
         t->origin_ns = before + window / 2 - zero;

@@ -12,6 +12,7 @@
 #include "lib/sampler.h"
 #include "lib/stop.h"
 #include "lib/watchdog.h"
+#include "plan/print.h"
 #include "report.h"
 
 #ifdef DEVICE_CPU
@@ -115,10 +116,10 @@ static bool resumes_same_model(const Run *r) {
     return before && !strcmp(before, r->o.model);
 }
 
-static void plan_model(Run *r) {
+static void choose_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
-    if (!o->train[0] && o->steps != 0 && !o->dry_run)
+    if (!o->train[0] && o->steps != 0 && o->plan == PLAN_NO)
         die_all("--train: expected token shards or text files, found none; --help lists all "
                 "options");
     const char *data = o->train[0] ? o->train : o->val;
@@ -144,91 +145,18 @@ static void plan_model(Run *r) {
                 c->model.V == GPT2_VOCAB
                     ? "make GPT-2's tokens of the text with dev/tokenize_text.py"
                     : "expected a model for bytes, or the tokens of this one as shards");
-    c->B = o->batch;
-    c->T = o->seq ? o->seq : c->model.T;
-    if (c->T > c->model.T)
-        die_all("--seq %d: the model knows at most %d positions (T in --model)", c->T, c->model.T);
-    if (c->B > (1 << 30) / c->T)
-        die_all("--batch %d x --seq %d: expected at most 2^30 tokens", c->B, c->T);
-    c->logits_rows = o->logits_rows;
-    c->unit = o->unit, c->unit_k = o->unit_k;
-    c->recompute = o->recompute, c->recompute_k = o->recompute_k;
 }
 
-static void plan_steps(Run *r) {
-    const Options *o = &r->o;
-    uint64_t round = (uint64_t)r->config.B * (uint64_t)r->config.T * (uint64_t)r->ranks.world;
-    uint64_t wanted = o->tokens_per_step ? o->tokens_per_step : round;
-    if (wanted % round)
-        die_all(
-            "--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = %llu; "
-            "nearest: %llu",
-            (unsigned long long)wanted, r->config.B, r->config.T, r->ranks.world,
-            (unsigned long long)round,
-            (unsigned long long)(wanted < round ? round : (wanted + round / 2) / round * round));
-    uint64_t most = ((uint64_t)1 << 26) / (uint64_t)r->ranks.world;  // sums of all micro-batches
-    if (wanted / round > most)
-        die_all("--tokens-per-step %llu: expected at most %llu micro-steps on %d ranks, found %llu",
-                (unsigned long long)wanted, (unsigned long long)most, r->ranks.world,
-                (unsigned long long)(wanted / round));
-    r->micro_steps = (int)(wanted / round);
-    r->samples_per_step = wanted / (uint64_t)r->config.T;
-}
-
-// Ranks in a shard group.
-static int plan_group(const Run *r) {
-    const Options *o = &r->o;
-    int world = r->ranks.world, node = r->ranks.local_world;
-    switch (o->shard) {
-    case SHARD_NONE:
-        return 1;
-    case SHARD_HYBRID:
-        if (world % o->shard_k)
-            die_all("--shard hybrid:%d: expected a divisor of the %d ranks", o->shard_k, world);
-        return o->shard_k;
-    case SHARD_HYBRID_NODE:
-        if (world % node)
-            die_all("--shard hybrid:node: %d ranks on this node do not divide %d ranks", node,
-                    world);
-        return node;
-    default:
-        return world;
-    }
-}
-
-static void plan_sharding(Run *r) {
-    const Options *o = &r->o;
-    Dtypes d = options_dtypes(o);
-    FsdpConfig *f = &r->config.fsdp;
-    f->rank = r->ranks.rank, f->world = r->ranks.world;
-    f->K = plan_group(r);
-    f->ordered = o->reduce == REDUCE_ORDERED;
-    f->resident = o->shard == SHARD_GRADS || o->shard == SHARD_STATES;
-    f->bf16_reduce = d.reduce == DTYPE_BF16;
-    f->bf16_grads = d.grad == DTYPE_BF16;
-    f->moments = d.moment == DTYPE_FP64   ? MOMENTS_FP64
-                 : d.moment == DTYPE_BF16 ? MOMENTS_BF16
-                                          : MOMENTS_FP32;
-    f->gather_slots = o->gather_buffers;
-    f->grad_slots = o->grad_buffers;
-    f->prefetch = o->prefetch < 0 ? o->gather_buffers - 1 : o->prefetch;
-    f->micro_steps = r->micro_steps;
-    f->audit = o->audit_every > 0;
-    if (f->audit && f->world == 1)
-        die_all(
-            "--audit-every: expected at least 2 ranks, of which one computes again what another "
-            "has computed; found 1");
-    if (f->prefetch >= o->gather_buffers && !f->resident)
-        die_all(
-            "--prefetch %d: with --gather-buffers %d at most %d; one buffer holds the unit in use",
-            o->prefetch, o->gather_buffers, o->gather_buffers - 1);
-    if (o->accumulate == ACCUMULATE_LOCAL && f->ordered)
-        die_all("--accumulate local adds in another order than --reduce ordered promises; use "
-                "--reduce fast");
-    // ZeRO-1 keeps whole gradients; in the order of the micro-batches they have to
-    // be reduced one by one.
-    f->local = o->accumulate == ACCUMULATE_LOCAL || (o->shard == SHARD_STATES && !f->ordered);
-    r->code = choose_code(d.gather == DTYPE_BF16);
+// Everything is checked before anything is allocated.
+static void settle_run(Run *r) {
+    const ModelConfig model = r->config.model;
+    const Place place = {r->ranks.rank, r->ranks.world, r->ranks.local_world};
+    Conflict why = {};
+    if (!settle(&r->config, &r->o, &model, place, &why)) die_all("%s", why.text);
+    r->micro_steps = r->config.fsdp.micro_steps;
+    r->samples_per_step =
+        (uint64_t)r->micro_steps * (uint64_t)r->config.B * (uint64_t)r->ranks.world;
+    r->code = choose_code(options_dtypes(&r->o).gather == DTYPE_BF16);
 }
 
 // One epoch was asked for, and the data are not enough for its first step.
@@ -242,7 +170,7 @@ NORETURN static void die_of_little_data(const Run *r, uint64_t samples_of_step) 
 }
 
 // End-of-text occurs once in a text: samples of it begin on a new line.
-static void plan_prompt(Run *r) {
+static void encode_prompt(Run *r) {
     size_t most = strlen(r->o.sample_prompt);
     r->prompt = (int *)malloc_check(sizeof(int) * (most + 1));
     r->prompt[0] = r->text ? '\n' : r->tokenizer.eot;
@@ -250,7 +178,7 @@ static void plan_prompt(Run *r) {
         1 + (int)tokenizer_encode(&r->tokenizer, r->o.sample_prompt, r->prompt + 1, most);
 }
 
-static void plan_data(Run *r) {
+static void open_data(Run *r) {
     const Options *o = &r->o;
     const GptConfig *c = &r->config;
     uint64_t batches = (uint64_t)r->micro_steps * (uint64_t)r->ranks.world;
@@ -277,7 +205,7 @@ static void plan_data(Run *r) {
     if (r->tokenizer.V && r->tokenizer.V != c->model.V)
         die_all("--tokenizer %s has %d tokens, the model %d: expected the same vocabulary",
                 o->tokenizer, r->tokenizer.V, c->model.V);
-    if (o->sample_every) plan_prompt(r);
+    if (o->sample_every) encode_prompt(r);
 }
 
 // ---- start -------------------------------------------------------------------------------------
@@ -315,7 +243,7 @@ static void check_memory(const Run *r) {
     size_t free_bytes, total_bytes;
     if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
         die_all("%.1f MiB are needed on this GPU and %.1f MiB are free; use more ranks, a smaller "
-                "--batch, --recompute layer or a smaller model (--dry-run shows what takes the "
+                "--batch, --recompute layer or a smaller model (--plan shows what takes the "
                 "memory)",
                 mib(needed), mib(free_bytes));
 #endif
@@ -346,7 +274,6 @@ static Schedule schedule_of(const Run *r) {
     return s;
 }
 
-// The start-up table; with --json of a dry run only, as the steps are all that a program reads.
 static void print_start(const Run *r) {
     StartTable t = {};
     t.options = &r->o, t.config = &r->config, t.ranks = &r->ranks;
@@ -356,14 +283,11 @@ static void print_start(const Run *r) {
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
     t.prompt_tokens = r->prompt_tokens;
-    if (!r->o.json)
-        report_start(&t);
-    else if (r->o.dry_run)
-        report_start_json(&t);
+    report_start(&t);
 }
 
 // Finds the checkpoint to go on from, and takes its options for those that are not given.
-static void plan_resume(Run *r, int argc, char **argv) {
+static void find_checkpoint(Run *r, int argc, char **argv) {
     resume_agree(r->resumed, &r->ranks, r->o.resume, r->o.out);
     if (!r->resumed[0]) return;
     r->checkpoint = checkpoint_open(r->resumed);
@@ -388,7 +312,7 @@ static void check_same_kind_of_data(const Run *r) {
 }
 
 // Where the run begins: at step 0, or where the checkpoint was.
-static void plan_state(Run *r) {
+static void begin_state(Run *r) {
     r->model = {r->code, r->gpt, &r->config};
     bool background = r->o.out[0] && (r->o.checkpoint_every || r->o.checkpoint_minutes);
     saver_plan(&r->saver, &r->model, background, r->o.out, r->o.keep, r->o.keep_every);
@@ -412,7 +336,7 @@ static void plan_state(Run *r) {
 }
 
 static void print_resume(const Run *r) {
-    if (!r->resumed[0] || r->o.json) return;
+    if (!r->resumed[0]) return;
     printf("resume           step %ld, %s\n", r->state.step, r->resumed);
     resume_print_differences(&r->o, &r->checkpoint, stdout);
     bool known = r->data && json_is_object(r->checkpoint.data);
@@ -459,6 +383,71 @@ static void start_watchdog(Run *r) {
 #endif
 }
 
+// ---- --plan ------------------------------------------------------------------------------------
+
+#ifdef DEVICE_CPU
+// This machine, with its measured rates.
+static Cluster cluster_here(const Run *r) {
+    Cluster c = {};
+    GptConfig config = r->config;
+    snprintf(c.name, sizeof c.name, "CPU of this kind");
+    c.cpu = true;
+    if (r->o.threads) omp_set_num_threads(r->o.threads * r->ranks.local_world);
+    if (omp_get_max_threads() > omp_get_num_procs()) omp_set_num_threads(omp_get_num_procs());
+    r->code->rates(&config, c.seconds);
+    return c;
+}
+
+static bool plans_for_gpus(const Options *o) {
+    return o->gpu[0] || o->cluster[0];
+}
+#else
+static Cluster cluster_here(const Run *) {
+    return (Cluster){};
+}
+
+static bool plans_for_gpus(const Options *) {
+    return true;
+}
+#endif
+
+// The machines that the options name, else those that are here.
+static Cluster choose_cluster(const Run *r) {
+    const Options *o = &r->o;
+    char device[256] = "";
+    cudaDeviceProp properties;
+    bool gpus = plans_for_gpus(o);
+    if (gpus && cudaGetDeviceProperties(&properties, 0) == cudaSuccess)
+        snprintf(device, sizeof device, "%s", properties.name);
+    Cluster c =
+        gpus ? cluster_of_options(o->gpu, o->cluster, (double)o->network, (double)o->price, device)
+             : cluster_here(r);
+    c.per_node = o->gpus_per_node;
+    return c;
+}
+
+// rows: of the table, before other rooms added theirs.
+NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
+    Question q = {};
+    char code[128];
+    q.options = &r->o, q.model = r->config.model;
+    q.place = (Place){0, r->ranks.world, r->ranks.local_world};
+    q.cluster = choose_cluster(r);
+    q.real = r->code;
+    q.usable = q.cluster.cpu
+                   ? fmin(machine->available, machine->memory.amount) / r->ranks.local_world
+                   : q.cluster.gpu.memory;
+    q.more = r->code->buffers(r->gpt), q.own = rows;
+    q.steps = r->steps, q.samples = r->train.samples;
+    const char *products = choose_products(r);
+    snprintf(code, sizeof code, "%s%s%s", r->code->name, products ? ", products " : "",
+             products ? products : "");
+    answer(&q, code);
+    flush_stdout();
+    if (report_failure.text[0]) die_all("%s", report_failure.text);
+    exit(0);
+}
+
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
@@ -467,22 +456,20 @@ static void start(Run *r, int argc, char **argv) {
 #else
     const Machine machine = machine_look("");
 #endif
-    r->ranks = r->o.dry_run ? ranks_imagined(r->o.ranks) : ranks_start(r->o.ranks, &machine);
-    if (!r->o.dry_run) start_watchdog(r), start_device(r);
-    plan_resume(r, argc, argv);
-    plan_model(r);
-    plan_steps(r);
-    plan_sharding(r);
-    plan_data(r);
+    bool plan = r->o.plan != PLAN_NO;
+    r->ranks =
+        plan ? ranks_imagined(r->o.ranks, r->o.gpus_per_node) : ranks_start(r->o.ranks, &machine);
+    if (!plan) start_watchdog(r), start_device(r);
+    find_checkpoint(r, argc, argv);
+    choose_model(r);
+    settle_run(r);
+    open_data(r);
     r->gpt = r->code->create(&r->config);
-    plan_state(r);
+    const int rows = r->code->buffers(r->gpt)->count;
+    begin_state(r);
     if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);
-    if (r->ranks.rank == 0) print_start(r), print_resume(r);
-    if (r->o.dry_run) {
-        flush_stdout();
-        if (report_failure.text[0]) die_all("%s", report_failure.text);
-        exit(0);
-    }
+    if (plan) answer_plan(r, &machine, rows);
+    if (r->ranks.rank == 0 && !r->o.json) print_start(r), print_resume(r);
     check_agreement(r);
     check_memory(r);
     if (r->ranks.rank == 0) {

@@ -28,7 +28,7 @@ LEVEL_avx512 = -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx2 -mfma -mprefer-
 MODELS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS),$(O)/gpt_$(d)_$(l).o))
 DEVICE_OBJECTS = $(MODELS) $(O)/runtime.o $(O)/nccl.o
 
-$(O)/train_gpt: $(O)/train_gpt.o $(DEVICE_OBJECTS)
+$(O)/train_gpt: $(O)/train_gpt.o $(DEVICE_OBJECTS) $(PLAN_MODELS)
 	$(CXX) $(CPU_FLAGS) $^ -o $@ $(CPU_LIBS)
 
 $(O)/train_gpt.o: train_gpt.cu $(HEADERS) $(wildcard cpu/*.h) | $(O)

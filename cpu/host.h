@@ -102,7 +102,7 @@ static void host_bind_threads(int local_rank) {
 static void host_refuse(double needed, const char *by, double left, const char *of) {
     const double MIB = 1 << 20;
     die_all("%.1f MiB are needed %s and %.1f MiB are %s; use more nodes, a smaller --batch, "
-            "--recompute layer or a smaller model (--dry-run shows what takes the memory)",
+            "--recompute layer or a smaller model (--plan shows what takes the memory)",
             needed / MIB, by, left / MIB, of);
 }
 

@@ -80,7 +80,7 @@ $$(O)/emu/$(1)/gpt_fp32.o $$(O)/emu/$(1)/gpt_bf16.o: $$(O)/emu/$(1)/gpt_%.o: $$(
 	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(EMU_GPT_$$*))
 $$(O)/emu/$(1)/train_gpt.o: $$(O)/emu/src/train_gpt.cu | $$(EMU_MIRROR)
 	$$(call emu_cc,$(1),$$(EMU_PROGRAM_FLAGS) $$(MPI_FLAGS))
-$$(O)/emu/$(1)/train_gpt: $$(addprefix $$(O)/emu/$(1)/,train_gpt.o gpt_fp32.o gpt_bf16.o) $$(O)/libemu_$(1).a
+$$(O)/emu/$(1)/train_gpt: $$(addprefix $$(O)/emu/$(1)/,train_gpt.o gpt_fp32.o gpt_bf16.o) $(PLAN_MODELS) $$(O)/libemu_$(1).a
 	$$(CXX) $$(EMU_LDFLAGS_$(1)) $$^ $$(EMU_LDLIBS) $$(LIBS) -o $$@
 endef
 $(foreach v,$(EMU_BUILDS),$(eval $(call emu_program,$(v))))

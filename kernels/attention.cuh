@@ -73,10 +73,6 @@ __global__ static void attention_rows_kernel(float2 *rows, const float *lse, con
     if (lane == 0 && t < pitch) rows[h.bh * (size_t)pitch + (size_t)t] = row;
 }
 
-static size_t attention_workspace_bytes(const OpsDims *d) {
-    return (size_t)d->B * (size_t)d->NH * (size_t)attention_pitch(d->T) * sizeof(float2);
-}
-
 template <int P>
 static void attention_rows(float2 *rows, const float *lse, const floatX *dout, const floatX *out,
                            size_t heads, int T, int NH, int HS, cudaStream_t stream) {
@@ -106,8 +102,8 @@ static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *o
                                cudaStream_t stream) {
     size_t heads = (size_t)B * (size_t)NH;
     int HS = C / NH;
-    float2 *rows = (float2 *)workspace_take(heads * (size_t)attention_pitch(T) * sizeof(float2),
-                                            "attention_backward");
+    float2 *rows =
+        (float2 *)workspace_take(attention_workspace_bytes(B, T, NH), "attention_backward");
     AttentionGradient g = {dqkv, dout, qkv, rows, T, NH, HS};
     if (HS % Pack<floatX>::size == 0 && aligned16(dout) && aligned16(out))
         attention_rows<Pack<floatX>::size>(rows, lse, dout, out, heads, T, NH, HS, stream);

@@ -7,22 +7,12 @@
 
 #define COLUMNS_X 32  // threads side by side, P columns each
 #define COLUMNS_Y 8   // rows at a time
-#define COLUMNS_CHUNKS 64
 
 // What LayerNorm's sums need besides dout; mean NULL: plain sums of dout.
 typedef struct {
     const floatX *inp;  // (rows, C)
     const float *mean, *rstd;
 } ColumnsNorm;
-
-static int columns_chunks(int rows) {
-    int chunks = (rows + 63) / 64;
-    return chunks < COLUMNS_CHUNKS ? chunks : COLUMNS_CHUNKS;
-}
-
-static size_t columns_workspace_bytes(int rows, int C) {
-    return 2 * (size_t)columns_chunks(rows) * (size_t)C * sizeof(float);
-}
 
 // Adds the P columns from c on of one row: db += dout, dw += dout * (inp - mean) * rstd.
 template <int P, bool NORM>

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "../ops.h"
+#include "workspace.h"
 
 #include <math.h>
 

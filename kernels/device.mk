@@ -17,7 +17,7 @@ NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warni
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lnccl $(LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
 
-$(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o
+$(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o $(PLAN_MODELS)
 	$(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -Xcompiler -fopenmp $^ -o $@ $(patsubst -Wl%,-Xlinker %,$(CUDA_LIBS))
 
 $(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)

@@ -120,14 +120,10 @@ __global__ static void dwpe_kernel(float *dwpe, const floatX *dout, int B, size_
     dwpe[i] += sum;
 }
 
-static size_t encoder_workspace_bytes(const OpsDims *d) {
-    return 2 * (size_t)d->B * (size_t)d->T * sizeof(int);
-}
-
 static void encoder_backward(float *dwte, float *dwpe, const floatX *dout, const int *tokens, int B,
                              int T, int C, cudaStream_t stream) {
     int n = B * T;
-    int *order = (int *)workspace_take(2 * (size_t)n * sizeof(int), "encoder_backward"),
+    int *order = (int *)workspace_take(encoder_workspace_bytes(n), "encoder_backward"),
         *spare = order + n;
     const int *from = NULL;
     for (int shift = 0; shift < vocabulary_bits; shift += SORT_BITS) {

@@ -13,7 +13,6 @@
 
 #include <cublasLt.h>
 
-#define PRODUCT_WORKSPACE ((size_t)32 << 20)
 #define PRODUCTS_MAX 512
 
 #define cublasCheck(call)                                                                          \

@@ -10,17 +10,8 @@
 #include "matmul.cuh"
 #include "shard.cuh"
 
-// The largest of what single ops take from it.
-static size_t ops_room_bytes(const OpsDims *d) {
-    size_t columns = columns_workspace_bytes(d->B * d->T, 4 * d->C),
-           sort = encoder_workspace_bytes(d);
-    size_t attention = attention_workspace_bytes(d), most = columns > sort ? columns : sort;
-    most = most > attention ? most : attention;
-    return (most + 255) / 256 * 256;
-}
-
 static size_t ops_workspace_bytes(const OpsDims *d) {
-    return ops_room_bytes(d) + PRODUCT_WORKSPACE;
+    return ops_room_bytes(d->B, d->T, d->C, d->NH) + PRODUCT_WORKSPACE;
 }
 
 static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream_t stream) {
@@ -28,7 +19,7 @@ static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream
         die("ops_init: expected a workspace of %zu bytes, found %zu", ops_workspace_bytes(d),
             room_bytes);
     workspace.room = (char *)room;
-    workspace.bytes = ops_room_bytes(d);
+    workspace.bytes = ops_room_bytes(d->B, d->T, d->C, d->NH);
     (void)stream;  // every op is given its stream
     for (vocabulary_bits = 1; d->V > 1 << vocabulary_bits;) vocabulary_bits++;
     products_init((char *)room + workspace.bytes);

@@ -1,5 +1,5 @@
 // lib/buffers.h: THE table of device memory: every allocation of a run has a row,
-// made once before step 0. The same rows are what the start-up table prints and what --dry-run
+// made once before step 0. The same rows are what the start-up table prints and what --plan
 // counts without allocating.
 #pragma once
 

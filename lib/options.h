@@ -23,6 +23,7 @@ enum { ACCUMULATE_SHARD, ACCUMULATE_LOCAL };
 enum { PRECISION_FP32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
 enum { DTYPE_POLICY, DTYPE_FP32, DTYPE_BF16, DTYPE_FP64 };
 enum { REDUCE_ORDERED, REDUCE_FAST };
+enum { PLAN_NO, PLAN_YES, PLAN_BEST };
 // What a TEXT names (lib/outputs.h): files by a pattern, a file or the files of a folder.
 typedef enum { NO_PATH, INPUT_FILES, INPUT, OUTPUT_FILE, OUTPUT_FOLDER } OptionPath;
 
@@ -92,13 +93,22 @@ CHOICE(grad_dtype,      "",  "policy", "policy|fp32|bf16",              "of grad
 CHOICE(moment_dtype,    "",  "policy", "policy|fp32|bf16|fp64",         "of AdamW's two moments") \
 CHOICE(reduce,          "",  "ordered", "ordered|fast",                 "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own") \
 INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time; changes the last bits") \
+GROUP("Planning") \
+CHOICE(plan,            "",  "no", "no=0|yes=1|best",                   "check everything and say what the run needs, how long it takes and what it costs, without doing it; best: also look for better options") \
+TEXT  (gpu,             "",  "", NO_PATH,                                       "GPU of the plan: a100-40gb, a100-80gb, h100-sxm, h200, b200, l40s, rtx-4090; empty: what is here") \
+INT   (gpus_per_node,   "",  "8",   1, 1024,                            "ranks of a node in the plan") \
+REAL  (network,         "",  "0",   0, 1e6,                             "Gbit/s of a node, all its adapters together; 0: as nodes with such GPUs are sold") \
+TEXT  (cluster,         "",  "", INPUT,                                       "file with lines `name = value` of your own machines, see doc/scaling.md") \
+SIZE  (tokens,          "",  "0",   0, 1e15,                            "tokens that the planned run trains on; 0: those of --steps, else 20 a parameter") \
+REAL  (price,           "",  "0",   0, 1e6,                             "of a GPU for an hour, for the costs") \
+REAL  (failures,        "",  "4.7e-4", 0, 24,                           "unexpected failures of a GPU in a day, with all that belongs to it") \
+REAL  (write_speed,     "",  "2",   0.001, 1e6,                         "GB/s at which a node writes checkpoints") \
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
 INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
 TEXT  (trace,           "",  "", OUTPUT_FILE,                           "write a timeline of the steps to this file (JSON for Perfetto)") \
 INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
 FLAG  (json,            "",                                             "print step lines as JSON") \
-FLAG  (dry_run,         "",                                             "check everything and print the start-up table, but do not train") \
 TEXT  (config,          "",  "", INPUT,                                 "read options from a file of lines `name = value`, at this place of the command line") \
 FLAG  (version,         "",                                             "print the version and exit") \
 FLAG  (help,            "",                                             "print this and exit")
@@ -326,6 +336,7 @@ static const struct {
     {"prompt", "sample-prompt"},
     {"start", "sample-prompt"},
     {"profile", "trace"},
+    {"dry-run", "plan"},
 };
 
 // The option that a wrong name may have meant; its text is "" if none comes near.
@@ -731,6 +742,11 @@ typedef struct {
     const char *value;   // "": none
 } OptionWords;
 
+// Flags, and choices that begin with no and yes, may stand alone: that means yes.
+static inline bool option_may_stand_alone(const Option *row) {
+    return row->kind == KIND_FLAG || !strncmp(row->choices, "no=0|yes=1", 10);
+}
+
 // `-3` is a value, `-x` an option.
 static inline bool option_is_name(const char *word) {
     return word[0] == '-' && word[1] && !isdigit((unsigned char)word[1]) && word[1] != '.';
@@ -738,8 +754,11 @@ static inline bool option_is_name(const char *word) {
 
 NORETURN static inline void option_die_stray(const OptionWords *w, const char *word) {
     const Option *before = w->row;
-    if (before && before->kind == KIND_FLAG)
-        die_all("--%s %s: expected 0 or 1", option_name(before).text, word);
+    if (before && option_may_stand_alone(before)) {
+        char expected[256];
+        option_print_expected(before, expected, sizeof expected);
+        die_all("--%s %s: expected %s", option_name(before).text, word, expected);
+    }
     bool glob = before && (before == option_find("train") || before == option_find("val"));
     die_all("expected an option, found `%s`%s", word,
             glob ? "; quote globs, so that the shell leaves them alone" : "");
@@ -758,9 +777,9 @@ static inline bool option_next(OptionWords *w) {
     w->row = w->dashes[1] ? option_find(w->name) : option_find_alias(w->name);
     const char *next = equals ? equals + 1 : w->at < w->count ? w->words[w->at] : NULL;
     bool takes_next = next && !equals;
-    if (w->row && w->row->kind == KIND_FLAG) {
-        bool ignored;
-        takes_next = takes_next && option_set_flag(next, &ignored);
+    if (w->row && option_may_stand_alone(w->row)) {
+        Options ignored;
+        takes_next = takes_next && option_set(&ignored, w->row, next);
         w->value = equals || takes_next ? next : "1";
     } else if (w->row) {
         if (!next) die_all("%s%s needs a value", w->dashes, w->name);

@@ -2,15 +2,17 @@
 // report and for --plan. Peaks are the maker's; what is reached of them is measured by others.
 #pragma once
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <string.h>
 
 typedef struct {
     const char *name;        // as in the options
+    const char *device;      // part of what CUDA calls it
     int arch;                // the code that it runs: rows of kernels/resources.txt
     int multiprocessors;     //
     double clock;            // cycles a second at which its peaks are stated
-    double memory;           // bytes of device memory
+    double memory;           // bytes of device memory that CUDA reports
     double dram;             // bytes a second, peak
     double dram_reached;     // share of it that a large copy reaches
     double l2;               // bytes a second that all multiprocessors together read from the L2
@@ -22,6 +24,11 @@ typedef struct {
     double launch;     // seconds that a launch takes behind another one: drain, start, first loads
     int shared_bytes;  // of a multiprocessor
     int shared_reserved;  // of it a block
+    bool nvlink;          // else PCIe
+    double link;          // bytes a second that a collective within a node reaches, each way
+    double network;       // bits a second of a node, all its adapters, as it is sold
+    int channels;         // multiprocessors that a collective takes
+    double watts;         // of a GPU, limit
 } Gpu;
 
 // The same on all of them.
@@ -46,18 +53,40 @@ typedef struct {
 //                                to 560 cycles idle, L2 200 to 280, L1 33; DRAM half as much again
 //                                under load
 //   launch                       NVIDIA's blog on CUDA graphs (2019): about 2 us a kernel
+//   memory                       "total capacity" in PyTorch's out-of-memory messages
+//   link                         what NCCL's own model takes a ring to reach (src/graph/tuning.cc,
+//                                topo.h): 235 GB/s on A100, 18 links of 20.6 GB/s on H100, twice
+//                                that on B200; PCIe 4.0 through the host 0.7 of 32 GB/s
+//   network                      DGX A100 8 x 200 Gbit/s, DGX H100 and B200 8 x 400; boards with
+//                                PCIe: an adapter of 100 Gbit/s for each pair
+//   channels                     NCCL's: 2 for each link of NVSwitch up to 24 on A100, 16 on Hopper
+//                                (NCCL_MAX_CTAS, CTA policy); 4 on PCIe
 // clang-format off
 static const Gpu gpu_table[] = {
-//   name       arch  SMs   clock    memory DRAM    reached L2      tensor   product mma
+//   name, device, arch  SMs   clock    memory    DRAM    reached L2      tensor   product mma
 //          fp32 DRAM    L2      L1     launch shared     reserved
-    {"a100-80gb",  80, 108, 1.41e9,  80e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
-            64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10},
-    {"h100-sxm",   90, 132, 1.83e9,  80e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
-           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
-    {"h200",       90, 132, 1.83e9, 141e9, 4800e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
-           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
-    {"b200",      100, 148, 1.85e9, 180e9, 8000e9,  0.90, 9.0e12,  2250e12,  0.75, 0.31,
-           128, 650e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10},
+//          NVLink link    network channels watts
+    {"a100-40gb", "A100-SXM4-40GB", 80, 108, 1.41e9,  42.3e9, 1555e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
+            64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
+            true,  235e9, 1600e9, 24,  400},
+    {"a100-80gb", "A100", 80, 108, 1.41e9,  85.0e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
+            64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
+            true,  235e9, 1600e9, 24,  400},
+    {"h100-sxm", "H100", 90, 132, 1.83e9,  85.0e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
+           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
+            true,  370e9, 3200e9, 16,  700},
+    {"h200", "H200", 90, 132, 1.83e9, 150.1e9, 4800e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
+           128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
+            true,  370e9, 3200e9, 16,  700},
+    {"b200", "B200", 100, 148, 1.85e9, 191.5e9, 8000e9,  0.90, 9.0e12,  2250e12,  0.75, 0.31,
+           128, 650e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
+            true,  740e9, 3200e9, 16, 1000},
+    {"l40s", "L40S", 89, 142, 2.52e9,  47.7e9,  864e9,  0.90, 5.5e12,   362e12,  0.80, 1.00,
+           128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
+            false,  22e9,  400e9,  4,  350},
+    {"rtx-4090", "RTX 4090", 89, 128, 2.52e9,  25.4e9, 1008e9,  0.90, 5.0e12,   165e12,  0.95, 1.00,
+           128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
+            false,  22e9,  400e9,  4,  450},
 };
 // clang-format on
 
@@ -65,5 +94,12 @@ static const Gpu gpu_table[] = {
 static inline const Gpu *gpu_named(const char *name) {
     for (size_t i = 0; i < sizeof gpu_table / sizeof gpu_table[0]; i++)
         if (strcmp(gpu_table[i].name, name) == 0) return &gpu_table[i];
+    return NULL;
+}
+
+// NULL: not in the table.
+static inline const Gpu *gpu_of_device(const char *device) {
+    for (size_t i = 0; i < sizeof gpu_table / sizeof gpu_table[0]; i++)
+        if (strstr(device, gpu_table[i].device)) return &gpu_table[i];
     return NULL;
 }

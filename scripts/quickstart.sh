@@ -76,7 +76,7 @@ echo "a bigram model of it needs $bigram bits a byte"
 
 say "4. Train"
 # bf16 where the processor multiplies it faster than fp32
-precision=$(./train_gpt --dry-run --precision bf16 | grep -q '^code.*products widened' && echo fp32 || echo bf16)
+precision=$(./train_gpt --plan --precision bf16 | grep -q '^code.*products widened' && echo fp32 || echo bf16)
 command=(./train_gpt --ranks $ranks --model gpt2:L=4,C=256,NH=4,T=64 --precision "$precision"
     --train "$work/train.txt" --val "$work/val.txt" --out "$work/run" --batch 8 --steps "$steps"
     --lr 1e-3 --warmup $((steps < 200 ? steps / 2 : 100)) --log-every 50 --val-every $(((steps + 7) / 8)) --val-batches 1000

@@ -486,7 +486,7 @@ static void what_cannot_be_continued_is_refused_and_left_as_it_is(void **) {
 
 // Root may read everything, so this is somebody else.
 static void checkpoints_that_may_not_be_read_are_refused(void **) {
-    const char *possible = NOBODY PROGRAM " --dry-run" MODEL DATA " >/dev/null 2>&1";
+    const char *possible = NOBODY PROGRAM " --plan" MODEL DATA " >/dev/null 2>&1";
     if (getuid() != 0 || system(possible) != 0) skip();
     static const char *const cases[][2] = {{NEWEST "model.bin", "model.bin: Permission denied"},
                                            {NEWEST "index.json", "index.json: Permission denied"},

@@ -5,14 +5,27 @@
 
 // ---- scripts/gpt.sh ----------------------------------------------------------------------------
 
-static void the_published_models_can_be_planned(void **) {
-    static const char *const sizes[] = {"124M", "350M", "774M", "1558M", "125M", "760M",
-                                        "1.3B", "2.7B", "6.7B", "13B",   "175B"};
+static void the_published_models_fit_as_planned(void **) {
+    static const char *const sizes[] = {"124M",
+                                        "350M",
+                                        "774M",
+                                        "1558M",
+                                        "125M",
+                                        "760M",
+                                        "1.3B",
+                                        "2.7B",
+                                        "6.7B",
+                                        "13B",
+                                        "175B",
+                                        "175B-64xA100",
+                                        "175B-64xA100-bf16",
+                                        "175B-128xA100",
+                                        "175B-64xH100",
+                                        "175B-512xH100"};
     for (const char *size : sizes) {
         static Outcome o;
-        o = run("scripts/gpt.sh %s --dry-run", size);
-        if (o.status != 0 || !strstr(o.out, "memory per rank"))
-            fail_msg("%s: %s%s", size, o.out, o.err);
+        o = run("scripts/gpt.sh %s --plan", size);
+        if (o.status != 0 || !strstr(o.out, "GiB: fits")) fail_msg("%s: %s%s", size, o.out, o.err);
     }
 }
 
@@ -21,12 +34,11 @@ static void options_behind_the_size_win_over_the_table(void **) {
     static const struct {
         const char *options, *expected;
     } cases[] = {
-        {"175B --dry-run --recompute none --batch 2", "B 2 x T 2048 x 256 ranks"},
-        {"175B --dry-run=1 --precision fp64-moments", "24.0 bytes a parameter / 256 ranks"},
-        {"175B --dry-run --ranks 4", "B 3 x T 2048 x 4 ranks x 128 micro-steps"},
-        {"124M --ranks=64 --dry-run", "B 8 x T 1024 x 64 ranks x 1 micro-steps = 524288"},
-        {"124M --dry-run --ranks 2 --config test/reference/tiny/options.cfg",
-         "B 2 x T 7 x 2 ranks"},
+        {"175B --plan --recompute none --batch 2", "B 2 x T 2048 x 256 ranks"},
+        {"175B --plan=1 --precision fp64-moments", "24.0 bytes a parameter / 256 ranks"},
+        {"175B --plan --ranks 4", "B 3 x T 2048 x 4 ranks x 128 micro-steps"},
+        {"124M --ranks=64 --plan", "B 8 x T 1024 x 64 ranks x 1 micro-steps = 524288"},
+        {"124M --plan --ranks 2 --config test/reference/tiny/options.cfg", "B 2 x T 7 x 2 ranks"},
     };
     static Outcome o;
     for (auto &c : cases) {
@@ -34,9 +46,9 @@ static void options_behind_the_size_win_over_the_table(void **) {
         if (o.status != 0 || !strstr(o.out, c.expected))
             fail_msg("%s: expected `%s`, found: %s%s", c.options, c.expected, o.out, o.err);
     }
-    o = run("RANKS=64 scripts/gpt.sh 124M --dry-run");
+    o = run("RANKS=64 scripts/gpt.sh 124M --plan");
     if (!strstr(o.out, "T 1024 x 64 ranks")) fail_msg("RANKS=64: %s%s", o.out, o.err);
-    o = run("LAUNCH='echo run' scripts/gpt.sh 124M --batch 2 --dry-run 0");
+    o = run("LAUNCH='echo run' scripts/gpt.sh 124M --batch 2 --plan 0");
     if (!strstr(o.out, "run scripts/../train_gpt") || !strstr(o.out, "--batch 2"))
         fail_msg("expected the command, found: %s%s", o.out, o.err);
 }
@@ -45,7 +57,7 @@ static void sizes_that_are_not_published_are_refused(void **) {
     expect_refusal("scripts/gpt.sh", "scripts/gpt.sh: no size: expected one of 124M 350M");
     expect_refusal("scripts/gpt.sh 7B", "scripts/gpt.sh: 7B: expected one of 124M 350M");
     expect_refusal("scripts/gpt.sh 124M --ranks many", "--ranks many: expected a number of ranks");
-    expect_refusal("scripts/gpt.sh 124M --dry-run --ranks 3", "multiple of batch 64 x seq 1024");
+    expect_refusal("scripts/gpt.sh 124M --plan --ranks 3", "multiple of batch 64 x seq 1024");
 }
 
 #define TRAINS "--model gpt2:L=1,C=8,NH=2,T=16 --precision fp32 --batch 1 --tokens-per-step 32 "
@@ -304,7 +316,7 @@ static void an_include_that_no_room_may_have_is_named(void **) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(the_published_models_can_be_planned),
+        cmocka_unit_test(the_published_models_fit_as_planned),
         cmocka_unit_test(options_behind_the_size_win_over_the_table),
         cmocka_unit_test(sizes_that_are_not_published_are_refused),
         cmocka_unit_test(a_published_model_trains_on_a_path_from_where_the_user_is),

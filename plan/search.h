@@ -1,0 +1,255 @@
+// plan/search.h: other options than those given, found by planning them: the cheapest changes with
+// which a run fits, the micro-batch from which communication hides, and --plan best.
+#pragma once
+
+#include "plan.h"
+
+enum { CHANGES_MOST = 5, CHANGE_TEXT = 200 };
+
+// Options in place of the given ones, and what they come to.
+typedef struct {
+    char text[CHANGE_TEXT];  // " --unit half --batch 1"
+    Options options;
+    int world;
+    Plan plan;
+} Change;
+
+typedef struct {
+    Change *list;  // sorted: the shortest time of a token first
+    int count, room;
+} Changes;
+
+static inline double token_seconds(const Plan *p) {
+    return p->step.seconds / p->tokens * p->config.fsdp.world;
+}
+
+static inline void changes_keep(Changes *c, const Change *x) {
+    for (int i = 0; i < c->count; i++) {
+        const Plan *other = &c->list[i].plan;
+        bool same = !strcmp(c->list[i].text, x->text);
+        double ratio = token_seconds(&x->plan) / token_seconds(other);
+        // Of two that are as fast the smaller one is enough.
+        if (same || (fabs(ratio - 1) < 1e-3 && x->plan.memory.used >= other->memory.used)) return;
+    }
+    int at = c->count;
+    while (at > 0 && token_seconds(&x->plan) < token_seconds(&c->list[at - 1].plan)) at--;
+    if (at == c->room) return;
+    if (c->count < c->room) c->count++;
+    memmove(&c->list[at + 1], &c->list[at], (size_t)(c->count - 1 - at) * sizeof *x);
+    c->list[at] = *x;
+}
+
+// Sets an option. The tokens of a step stay what they are.
+static inline bool change_set(Change *x, const char *name, const char *value) {
+    char now[64];
+    const Option *row = option_find(name);
+    option_print_value(&x->options, row, now, sizeof now);
+    if (!strcmp(now, value)) return false;
+    size_t used = strlen(x->text);
+    snprintf(x->text + used, sizeof x->text - used, " --%s %s", name, value);
+    if (!strcmp(name, "ranks")) x->world = atoi(value);
+    return option_set(&x->options, row, value);
+}
+
+#define ROOM (1024. * 1024 * 1024)  // bytes that what is proposed leaves free
+
+// Does it fit with some room? Only then its time is known, and only roughly.
+static inline bool change_fits(Change *x, const Question *q) {
+    const Memory *m = &x->plan.memory;
+    return plan_try(&x->plan, q, &x->options, x->world) && x->plan.fits &&
+           (q->cluster.cpu || m->used + ROOM < m->usable);
+}
+
+// The real plans of those that are kept.
+static inline void changes_plan(Changes *c, const Question *q) {
+    Changes sorted = {(Change *)malloc_check((size_t)c->room * sizeof(Change)), 0, c->room};
+    Conflict why;
+    for (int i = 0; i < c->count; i++) {
+        Change *x = &c->list[i];
+        if (plan_make(&x->plan, q, &x->options, x->world, &why)) changes_keep(&sorted, x);
+    }
+    free(c->list);
+    *c = sorted;
+}
+
+// ---- what may be changed -----------------------------------------------------------------------
+
+// Values that take less memory than those in front of them. The numbers (dtypes) come last: they
+// change what is trained.
+static const struct {
+    const char *option, *values[4];
+} savers[] = {{"gather-buffers", {"1"}},
+              {"grad-buffers", {"1"}},
+              {"unit", {"half", "matrix"}},
+              {"logits-rows", {"4096", "1024", "512"}},
+              {"recompute", {"gelu", "norm", "layer"}},
+              {"shard", {"full"}},
+              {"reduce-dtype", {"bf16"}},
+              {"moment-dtype", {"fp32", "bf16"}},
+              {"grad-dtype", {"bf16"}}};
+enum { SAVERS = sizeof savers / sizeof savers[0], SAVER_VALUES = 4, SINGLES_MOST = 48 };
+
+// The first change of each kind of the given one: `count` of them, not yet planned.
+static inline int single_changes(const Question *q, const Plan *base, Change *to) {
+    int n = 0;
+    Change none = {};
+    none.options = *q->options, none.world = q->place.world;
+    none.options.tokens_per_step = (uint64_t)base->tokens;
+    for (int i = 0; i < SAVERS; i++)
+        for (int k = 0; k < SAVER_VALUES && savers[i].values[k]; k++) {
+            to[n] = none;
+            n += change_set(&to[n], savers[i].option, savers[i].values[k]);
+        }
+    char value[16];
+    for (int B = base->config.B / 2; B > 0; B /= 2) {
+        snprintf(value, sizeof value, "%d", B);
+        to[n] = none;
+        n += change_set(&to[n], "batch", value);
+    }
+    for (int times = 2; times <= 16 && times * q->place.world <= 4096; times *= 2) {
+        snprintf(value, sizeof value, "%d", times * q->place.world);
+        to[n] = none;
+        n += change_set(&to[n], "ranks", value);
+    }
+    return n;
+}
+
+// Adds the options of b that a does not have already.
+static inline bool change_both(Change *to, const Change *a, const Change *b) {
+    char text[CHANGE_TEXT], *rest = text;
+    *to = *a;
+    snprintf(text, sizeof text, "%s", b->text);
+    char *name = strtok_r(text, " ", &rest), *value = strtok_r(NULL, " ", &rest);
+    if (!name || !value || strstr(to->text, name)) return false;
+    return change_set(to, name + 2, value);
+}
+
+// Changes with which the run fits; single ones, or else pairs, or else all that can be saved, on as
+// many ranks as that takes. Those that fit by less than nothing are left out.
+static inline void changes_that_fit(Changes *out, const Question *q, const Plan *base) {
+    Change *singles = (Change *)calloc(SINGLES_MOST, sizeof *singles), x;
+    if (!singles) die("out of memory for the plan's changes");
+    int n = single_changes(q, base, singles);
+    for (int i = 0; i < n; i++)
+        if (change_fits(&singles[i], q)) changes_keep(out, &singles[i]);
+    for (int i = 0; i < n && out->count == 0; i++)
+        for (int k = 0; k < i; k++)
+            if (change_both(&x, &singles[k], &singles[i]) && change_fits(&x, q))
+                changes_keep(out, &x);
+    free(singles);
+    if (out->count) return;
+    for (int world = q->place.world; world <= 4096 && out->count == 0; world *= 2) {
+        char value[16];
+        snprintf(value, sizeof value, "%d", world);
+        x = (Change){};
+        x.options = *q->options, x.world = q->place.world;
+        x.options.tokens_per_step = 0;
+        change_set(&x, "ranks", value), change_set(&x, "batch", "1");
+        change_set(&x, "unit", "matrix"), change_set(&x, "gather-buffers", "1");
+        change_set(&x, "grad-buffers", "1"), change_set(&x, "recompute", "layer");
+        change_set(&x, "logits-rows", "512"), change_set(&x, "shard", "full");
+        if (change_fits(&x, q)) changes_keep(out, &x);
+    }
+}
+
+// ---- the micro-batch from which communication hides --------------------------------------------
+
+#define HIDDEN_BELOW 0.03  // of the step is spent on communication alone
+
+// 0: none up to 256. The micro-steps stay as they are.
+static inline int batch_that_hides(const Question *q, const Plan *base) {
+    int micro_steps = base->config.fsdp.micro_steps < 2 ? base->config.fsdp.micro_steps : 2;
+    for (int B = 1; B <= 256; B += B < 4 ? 1 : B / 4) {
+        Options o = *q->options;
+        Conflict why;
+        Plan p;
+        o.batch = B;
+        o.tokens_per_step = (uint64_t)B * (uint64_t)base->config.T * (uint64_t)q->place.world *
+                            (uint64_t)micro_steps;
+        if (!plan_settle(&p, q, &o, q->place.world, &why)) return 0;
+        p.step = plan_step(&q->cluster, &p.config, p.bf16, p.cpu_workspace);
+        if (p.step.times.communicating < HIDDEN_BELOW * p.step.seconds) return B;
+    }
+    return 0;
+}
+
+// ---- --plan best -------------------------------------------------------------------------------
+
+// What is tried. Numbers stay as they are: they change what is trained. First all of `grid`
+// together, then from the best of them option by option.
+typedef struct {
+    const char *option, *values[12];
+} Choice;
+enum { CHOICE_VALUES = 12, BEST_ROUNDS = 2, BEST_STARTS = 3 };
+static const Choice grid[] = {{"shard", {"full", "hybrid:node", "grads", "states", "none"}},
+                              {"recompute", {"none", "gelu", "norm", "layer"}},
+                              {"unit", {"layer", "matrix"}},
+                              {"gather-buffers", {"1", "2"}},
+                              {"grad-buffers", {"1", "2"}}};
+static const Choice climb[] = {
+    {"batch", {"1", "2", "3", "4", "6", "8", "12", "16", "24", "32", "64"}},
+    {"recompute", {"none", "gelu", "norm", "layer"}},
+    {"unit", {"layer", "half", "matrix", "layers:2", "layers:4"}},
+    {"gather-buffers", {"1", "2", "3"}},
+    {"grad-buffers", {"1", "2"}},
+    {"logits-rows", {"512", "4096", "16384"}}};
+enum { GRID = sizeof grid / sizeof grid[0], CLIMB = sizeof climb / sizeof climb[0] };
+
+// x with one option changed; its text becomes all that differs from the question's options.
+static inline bool change_again(Change *to, const Question *q, const Change *x, const char *name,
+                                const char *value) {
+    static const char *const tried[] = {"shard",          "batch",        "recompute",  "unit",
+                                        "gather-buffers", "grad-buffers", "logits-rows"};
+    Options changed = x->options;
+    if (!option_set(&changed, option_find(name), value)) return false;
+    *to = (Change){};
+    to->options = *q->options, to->world = x->world;
+    to->options.tokens_per_step = x->options.tokens_per_step;
+    for (size_t i = 0; i < sizeof tried / sizeof tried[0]; i++) {
+        char now[64];
+        option_print_value(&changed, option_find(tried[i]), now, sizeof now);
+        change_set(to, tried[i], now);
+    }
+    return true;
+}
+
+static inline void best_of_grid(Changes *starts, const Question *q, const Change *from, int depth) {
+    Change x;
+    for (int k = 0; k < CHOICE_VALUES && grid[depth].values[k]; k++) {
+        if (!change_again(&x, q, from, grid[depth].option, grid[depth].values[k])) continue;
+        if (depth + 1 < GRID)
+            best_of_grid(starts, q, &x, depth + 1);
+        else if (change_fits(&x, q))
+            changes_keep(starts, &x);
+    }
+}
+
+static inline void best_from(Changes *out, const Question *q, Change at) {
+    Change x;
+    for (int round = 0; round < BEST_ROUNDS; round++)
+        for (int i = 0; i < CLIMB; i++)
+            for (int k = 0; k < CHOICE_VALUES && climb[i].values[k]; k++) {
+                if (!change_again(&x, q, &at, climb[i].option, climb[i].values[k])) continue;
+                if (!change_fits(&x, q)) continue;
+                changes_keep(out, &x);
+                if (token_seconds(&x.plan) < token_seconds(&at.plan)) at = x;
+            }
+}
+
+// The grid as it is, or where nothing of it fits, with the least of everything else.
+static inline void best_plans(Changes *out, const Question *q, const Plan *base) {
+    Changes starts = {(Change *)malloc_check(BEST_STARTS * sizeof(Change)), 0, BEST_STARTS};
+    Change from = {};
+    from.options = *q->options, from.world = q->place.world;
+    from.options.tokens_per_step = (uint64_t)base->tokens;
+    best_of_grid(&starts, q, &from, 0);
+    if (starts.count == 0) {
+        from.options.batch = 1, from.options.logits_rows = 512;
+        best_of_grid(&starts, q, &from, 0);
+    }
+    for (int i = 0; i < starts.count; i++) {
+        changes_keep(out, &starts.list[i]);
+        best_from(out, q, starts.list[i]);
+    }
+    free(starts.list);
+}
