@@ -3,17 +3,12 @@
 // Then the figures of published models, what is refused, and how the answer looks.
 #include "../lib/clock.h"
 #include "../plan/search.h"
+#include "run.h"
 
 #include <initializer_list>
 #include <jansson.h>
 #include <omp.h>
-#include <setjmp.h>
 #include <sys/mman.h>
-extern "C" {
-#include <cmocka.h>
-}
-
-#include "run.h"
 
 extern const GptCode gpt_fp32_generic, gpt_bf16_generic;
 
@@ -515,7 +510,6 @@ static void text_and_json_say_the_same(void **) {
 
 int main(void) {
     omp_set_num_threads(1);  // ranks are forked, threads would not be
-    if (make_test_folder("test_plan") != 0) return 1;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(planned_bytes_are_allocated_bytes),
         cmocka_unit_test(planned_bytes_on_the_wire_are_counted_bytes),
@@ -533,6 +527,5 @@ int main(void) {
         cmocka_unit_test(a_plan_is_readable_in_80_columns),
         cmocka_unit_test(text_and_json_say_the_same),
     };
-    int failed = cmocka_run_group_tests(tests, NULL, NULL);
-    return (failed == 0 && remove_test_folder() != 0) || failed;
+    return run_in_folder(tests);
 }
