@@ -298,11 +298,11 @@ static void slow_work_is_not_silence(void **) {
 static void what_lies_behind_the_last_step_is_not_read(void **) {
     Outcome o =
         run("cp test/reference/tiny/train_000001.bin %s/bad.bin; printf '\\143' | dd of=%s/bad.bin "
-            "bs=1 seek=1450 conv=notrunc status=none; for n in 71 \\$(" PROGRAM
+            "bs=1 seek=1450 conv=notrunc status=none; for n in 71 $(" PROGRAM
             " --model gpt2:L=1,C=8,NH=2,T=7,V=37 --train %s/bad.bin --batch 1 --steps 71 --json "
-            "2>%s/why | wc -l); do echo steps \\$n; " PROGRAM
-            " --model gpt2:L=1,C=8,NH=2,T=7,V=37 --train %s/bad.bin --batch 1 --steps \\$n "
-            "--log-every 99 >/dev/null; echo rc \\$?; done; cat %s/why >&2",
+            "2>%s/why | wc -l); do echo steps $n; " PROGRAM
+            " --model gpt2:L=1,C=8,NH=2,T=7,V=37 --train %s/bad.bin --batch 1 --steps $n "
+            "--log-every 99 >/dev/null; echo rc $?; done; cat %s/why >&2",
             folder, folder, folder, folder, folder, folder);
     int all = 0, before = 0;
     if (sscanf(o.out, "steps 71 rc %d steps %d rc 0", &all, &before) != 2 || all != 1 || before < 1)
