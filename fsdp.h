@@ -19,6 +19,7 @@
 
 #include "config.h"
 #include "lib/clock.h"
+#include "lib/collectives.h"
 #include "ops.h"
 #include "timeline.h"
 
@@ -28,7 +29,8 @@
     do {                                                                                           \
         ncclResult_t e_ = (call);                                                                  \
         if (e_ != ncclSuccess)                                                                     \
-            die("%s:%d: %s: %s", __FILE__, __LINE__, #call, ncclGetErrorString(e_));               \
+            die("%s:%d: %s: %s%s%s", __FILE__, __LINE__, #call, ncclGetErrorString(e_),            \
+                *ncclGetLastError(NULL) ? ": " : "", ncclGetLastError(NULL));                      \
     } while (0)
 
 // Seeded defects for the tests: in the emulator FSDP_DEFECT=NAME leaves out one wait,
@@ -134,6 +136,7 @@ typedef struct {
     int micro_step;
 
     ncclComm_t world_comm, gather_comm, reduce_comm, replica_comm;
+    bool joined;  // they are there, also for other threads
     cudaStream_t compute, gather, reduce;
     cudaEvent_t step_done;
     FsdpCounters counters;
@@ -335,6 +338,7 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
         FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
         create_event(f, &s->ready), create_event(f, &s->freed);
     }
+    collective_begins("start", "the communicators");
     ncclCheck(ncclCommInitRank(&f->world_comm, c->world, id, c->rank));
     // Only those that the strategy uses: each takes hundreds of MiB of a GPU.
     if (c->K > 1)
@@ -343,13 +347,57 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
         ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
     if (!c->ordered && f->replicas > 1)
         ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
+    __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
+}
+
+typedef struct {
+    const char *name;
+    ncclComm_t comm;
+} FsdpComm;
+enum { FSDP_COMMS = 4 };
+
+// In the order in which they are destroyed; NULL: the strategy needs none.
+static void fsdp_comms(const Fsdp *f, FsdpComm *comms) {
+    comms[0] = {"replicas", f->replica_comm}, comms[1] = {"reduce", f->reduce_comm};
+    comms[2] = {"gather", f->gather_comm}, comms[3] = {"world", f->world_comm};
+}
+
+// The next two are for another thread, as the one that computes may wait for a collective that will
+// never end. NCCL tells of a peer that has died, or a link, to nobody but who asks
+// (ncclCommGetAsyncError); such a communicator is to be aborted, and nothing that was enqueued on
+// it may be relied on: NCCL user guide, "Communicator Creation and Management Functions".
+static bool fsdp_failed(const Fsdp *f, char *text, size_t room) {
+    FsdpComm comms[FSDP_COMMS];
+    if (!__atomic_load_n(&f->joined, __ATOMIC_ACQUIRE)) return false;
+    fsdp_comms(f, comms);
+    for (int i = 0; i < FSDP_COMMS; i++) {
+        if (!comms[i].comm) continue;
+        ncclResult_t error = ncclSuccess, asked = ncclCommGetAsyncError(comms[i].comm, &error);
+        if (asked == ncclSuccess) asked = error;
+        if (asked == ncclSuccess || asked == ncclInProgress) continue;
+        const char *last = ncclGetLastError(comms[i].comm);
+        snprintf(text, room, "NCCL, communicator %s: %s%s%s (NCCL_DEBUG=WARN says more)",
+                 comms[i].name, ncclGetErrorString(asked), *last ? ": " : "", last);
+        return true;
+    }
+    return false;
+}
+
+// The process ends afterwards.
+static void fsdp_give_up(const Fsdp *f) {
+    FsdpComm comms[FSDP_COMMS];
+    if (!__atomic_load_n(&f->joined, __ATOMIC_ACQUIRE)) return;
+    fsdp_comms(f, comms);
+    for (int i = 0; i < FSDP_COMMS; i++)
+        if (comms[i].comm) ncclCommAbort(comms[i].comm);
 }
 
 static void fsdp_finish(Fsdp *f) {
+    FsdpComm comms[FSDP_COMMS];
+    fsdp_comms(f, comms);
     cudaCheck(cudaDeviceSynchronize());
-    ncclComm_t comms[] = {f->replica_comm, f->reduce_comm, f->gather_comm, f->world_comm};
-    for (int i = 0; i < 4; i++)
-        if (comms[i]) ncclCheck(ncclCommDestroy(comms[i]));
+    for (int i = 0; i < FSDP_COMMS; i++)
+        if (comms[i].comm) ncclCheck(ncclCommDestroy(comms[i].comm));
     for (int i = 0; i < f->nunits; i++) {
         cudaCheck(cudaEventDestroy(f->units[i].updated));
         cudaCheck(cudaEventDestroy(f->units[i].filled));
@@ -389,9 +437,10 @@ static void count_blocking(Fsdp *f, double began) {
 #endif
 }
 
-// Runs a collective and counts the bytes that this rank receives in it.
-#define counted(f, counter, bytes, call)                                                           \
+// Runs a collective and counts the bytes that this rank receives in it. what, of: for the watchdog.
+#define counted(f, what, of, counter, bytes, call)                                                 \
     do {                                                                                           \
+        collective_begins(what, of);                                                               \
         double began_ = clock_ms();                                                                \
         ncclCheck(call);                                                                           \
         count_blocking(f, began_);                                                                 \
@@ -484,7 +533,8 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     floatX *whole = (floatX *)s->data, *own = whole + (size_t)f->shard_rank * unit->slice;
     cast_from_float(own, f->p + unit->at, unit->slice, f->gather);
     if (f->c.K > 1)
-        counted(f, gathered_bytes, (unit->elements - unit->slice) * sizeof(floatX),
+        counted(f, "gather", unit->name, gathered_bytes,
+                (unit->elements - unit->slice) * sizeof(floatX),
                 ncclAllGather(own, whole, unit->slice, FLOATX_NCCL, f->gather_comm, f->gather));
     timeline_end(f->timeline, f->gather);
     cudaCheck(cudaEventRecord(s->ready, f->gather));
@@ -647,6 +697,7 @@ static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, siz
     ncclDataType_t type = f->c.bf16_reduce ? ncclBfloat16 : ncclFloat32;
     char *in = f->c.bf16_reduce ? (char *)f->bf16_exchange : (char *)f->exchange;
     double began = clock_ms();
+    collective_begins("reduce", unit->name);
     ncclCheck(ncclGroupStart());
     for (int j = 0; j < f->c.world; j++) {
         size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;
@@ -678,12 +729,14 @@ static void reduce_fast(Fsdp *f, const FsdpUnit *unit, int use, float *whole, bo
     if (f->c.bf16_reduce) {
         bf16 *own16 = f->bf16_grads + (size_t)f->shard_rank * unit->slice;
         if (f->c.K > 1)
-            counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(bf16),
+            counted(f, "reduce", unit->name, reduced_bytes,
+                    (unit->elements - unit->slice) * sizeof(bf16),
                     ncclReduceScatter(f->bf16_grads, own16, unit->slice, ncclBfloat16, ncclSum,
                                       f->reduce_comm, f->reduce));
         cast_from_bf16(own, own16, unit->slice, f->reduce);
     } else if (f->c.K > 1) {
-        counted(f, reduced_bytes, (unit->elements - unit->slice) * sizeof(float),
+        counted(f, "reduce", unit->name, reduced_bytes,
+                (unit->elements - unit->slice) * sizeof(float),
                 ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm,
                                   f->reduce));
     }
@@ -705,7 +758,7 @@ static void reduce_whole(Fsdp *f, int u, int use, float *whole) {
 // Shards of one slice on different replicas become their sum.
 static void reduce_replicas(Fsdp *f, const FsdpUnit *unit) {
     char *shard = (char *)f->g + unit->at * grad_bytes(f);
-    counted(f, allreduced_bytes, unit->slice * grad_bytes(f),
+    counted(f, "sum over replicas", unit->name, allreduced_bytes, unit->slice * grad_bytes(f),
             ncclAllReduce(shard, shard, unit->slice, f->c.bf16_grads ? ncclBfloat16 : ncclFloat32,
                           ncclSum, f->replica_comm, f->reduce));
 }
@@ -798,12 +851,12 @@ static void sum_squares(Fsdp *f) {
     if (ordered) {
         cudaCheck(cudaMemsetAsync(f->absmax, 0, sizeof(float), f->reduce));
         for_gradients(f, absmax_of);
-        counted(f, allreduced_bytes, sizeof(float),
+        counted(f, "maximum", "the gradient", allreduced_bytes, sizeof(float),
                 ncclAllReduce(f->absmax, f->absmax, 1, ncclFloat32, ncclMax, comm, f->reduce));
     }
     // In world-wide sums the replicas of a shard count once.
     if (!ordered || f->replica == 0) for_gradients(f, squares_of);
-    counted(f, allreduced_bytes, 3 * sizeof(double),
+    counted(f, "norm", "the gradient", allreduced_bytes, 3 * sizeof(double),
             ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
 }
 

@@ -499,6 +499,7 @@ static void gpt_write(Gpt *g, GptArray array, const void *src, size_t at, size_t
 
 static void gpt_arrive(Gpt *g) {
     Fsdp *f = &g->f;
+    collective_begins("meeting", "all ranks");
     ncclCheck(
         ncclAllGather(g->loss_sums, g->all_loss_sums, 1, ncclFloat64, f->world_comm, f->reduce));
     cudaCheck(cudaStreamSynchronize(f->reduce));
@@ -557,6 +558,7 @@ static void gather_sums(Gpt *g, int n) {
     Fsdp *f = &g->f;
     cudaCheck(cudaEventRecord(f->step_done, f->compute));
     cudaCheck(cudaStreamWaitEvent(f->reduce, f->step_done, 0));
+    collective_begins("gather", "losses");
     ncclCheck(ncclAllGather(g->loss_sums, g->all_loss_sums, (size_t)n, ncclFloat64, f->world_comm,
                             f->reduce));
     cudaCheck(cudaMemcpyAsync(g->host_sums, g->all_loss_sums,
@@ -730,6 +732,14 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
     cudaCheck(cudaDeviceSynchronize());
 }
 
+static bool gpt_failed(const Gpt *g, char *text, size_t room) {
+    return fsdp_failed(&g->f, text, room);
+}
+
+static void gpt_give_up(Gpt *g) {
+    fsdp_give_up(&g->f);
+}
+
 static void gpt_forget(Gpt *g) {
     fsdp_free_tables(&g->f);
     free(g->acts);
@@ -788,6 +798,8 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_buffers,
                                  gpt_bytes_per_parameter,
                                  gpt_start,
+                                 gpt_failed,
+                                 gpt_give_up,
                                  gpt_finish,
                                  gpt_forget,
                                  GPT_RATES,

@@ -54,6 +54,10 @@ typedef struct {
     double (*bytes_per_parameter)(const Gpt *g);
     // Allocates the buffers of the table and joins the other ranks.
     void (*start)(Gpt *g, ncclUniqueId id);
+    // For another thread than the one that computes: has a collective failed that this one may wait
+    // for? Gives up all of them; the process has to end then.
+    bool (*failed)(const Gpt *g, char *text, size_t room);
+    void (*give_up)(Gpt *g);
     void (*finish)(Gpt *g);
     void (*forget)(Gpt *g);  // one that has not been started
     // On CPUs: seconds that a unit of each kind of work (lib/work.h) takes here, measured at shapes

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "lib/clock.h"
+#include "lib/collectives.h"
 #include "lib/machine.h"
 
 #include <pthread.h>
@@ -28,9 +29,14 @@ extern "C" void emu_progress(void);  // device work goes on while a host waits f
 // Shared by forked ranks: a barrier and room for one exchange.
 typedef struct {
     int arrived, generation;
-    int spoken;  // see die_spoken
     alignas(64) char words[RANKS_WORDS];
 } RanksShared;
+
+// Shared by the ranks of a node.
+typedef struct {
+    int spoken;  // see die_spoken
+    CollectiveLog logs[];
+} RanksNode;
 
 typedef struct {
     int rank, world;
@@ -43,6 +49,17 @@ typedef struct {
 static const char ranks_launcher_mpi[] = "mpirun";
 
 // ---- start -------------------------------------------------------------------------------------
+
+static size_t ranks_node_bytes(int ranks) {
+    return sizeof(RanksNode) + sizeof(CollectiveLog) * (size_t)ranks;
+}
+
+// From now on the memory, which is zero, says what this rank does; it has started no thread.
+static void ranks_join_node(RanksNode *node, const Ranks *r) {
+    die_spoken = &node->spoken;
+    collectives = (Collectives){r->local_world, node->logs, &node->logs[r->local_rank]};
+    collectives.own->rank = r->rank;
+}
 
 static int ranks_variable(const char *name) {
     const char *text = getenv(name);
@@ -69,11 +86,14 @@ static void ranks_check_slurm(int wanted) {
 }
 
 #ifdef USE_MPI
+// MPI knows of calls by the main thread only (MPI_THREAD_FUNNELED). Another one, such as the
+// watchdog's, just ends the process: a launcher takes the job down when a rank ends with a failure
+// (mpirun; srun with --kill-on-bad-exit), and else every rank has a watchdog.
 static void ranks_mpi_abort(void) {
     // The message has to reach the terminal before mpirun tears the job down.
     struct timespec pause = {0, 100 * 1000 * 1000};
     nanosleep(&pause, NULL);
-    MPI_Abort(MPI_COMM_WORLD, 1);
+    if (gettid() == getpid()) MPI_Abort(MPI_COMM_WORLD, 1);
 }
 
 // Is each rank in a container with process numbers of its own? Then what mpirun gave it is with
@@ -87,17 +107,20 @@ static bool ranks_in_containers(void) {
     return memmem(variables, n, "OMPI_COMM_WORLD_RANK=", 21) != NULL;
 }
 
-static MPI_Win ranks_window = MPI_WIN_NULL;  // holds *die_spoken of a node
+static MPI_Win ranks_window = MPI_WIN_NULL;  // holds the RanksNode
 
 // apart: in containers, where memory that MPI shares is not to be trusted.
-static void ranks_share_spoken(const Ranks *r, MPI_Comm node, int apart) {
-    MPI_Aint bytes = r->local_rank == 0 ? sizeof(int) : 0;
+static void ranks_share_node(const Ranks *r, MPI_Comm node, int apart) {
+    MPI_Aint bytes = r->local_rank == 0 ? (MPI_Aint)ranks_node_bytes(r->local_world) : 0;
     int unit;
+    void *shared;
     MPI_Allreduce(MPI_IN_PLACE, &apart, 1, MPI_INT, MPI_MAX, node);
     if (apart) return;
-    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &die_spoken, &ranks_window);
-    MPI_Win_shared_query(ranks_window, 0, &bytes, &unit, &die_spoken);
-    if (r->local_rank == 0) *die_spoken = 0;
+    MPI_Win_allocate_shared(bytes, 1, MPI_INFO_NULL, node, &shared, &ranks_window);
+    MPI_Win_shared_query(ranks_window, 0, &bytes, &unit, &shared);
+    if (r->local_rank == 0) memset(shared, 0, (size_t)bytes);
+    MPI_Barrier(node);
+    ranks_join_node((RanksNode *)shared, r);
     MPI_Barrier(node);
 }
 
@@ -105,6 +128,8 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     int provided, apart = ranks_in_containers();
     // Open MPI's shared memory takes ranks for one and the same that have one process number.
     if (apart) setenv("OMPI_MCA_btl", "^vader,sm", 0);
+    process.world = ranks_launched();
+    process_waits(true);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
     MPI_Comm_size(MPI_COMM_WORLD, &r->world);
@@ -115,7 +140,8 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     MPI_Comm_size(node, &r->local_world);
     r->machines = (Machine *)malloc_check(sizeof *own * (size_t)r->local_world);
     MPI_Allgather(own, sizeof *own, MPI_BYTE, r->machines, sizeof *own, MPI_BYTE, node);
-    ranks_share_spoken(r, node, apart);
+    ranks_share_node(r, node, apart);
+    process_waits(false);
     MPI_Comm_free(&node);
     r->launcher = ranks_launcher_mpi;
     die_hook = ranks_mpi_abort;
@@ -173,13 +199,17 @@ static int ranks_watch(void) {
     return code;
 }
 
+static void *ranks_map(size_t bytes, int n) {
+    void *p = mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) die("cannot map memory shared by %d ranks: %s", n, strerror(errno));
+    return p;
+}
+
 // Forks n ranks and returns in each of them; the parent never returns.
 static void ranks_fork(Ranks *r, int n) {
-    void *p =
-        mmap(NULL, sizeof(RanksShared), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) die("cannot map memory shared by %d ranks: %s", n, strerror(errno));
-    r->shared = (RanksShared *)p;
-    die_spoken = &r->shared->spoken;
+    r->shared = (RanksShared *)ranks_map(sizeof(RanksShared), n);
+    RanksNode *node = (RanksNode *)ranks_map(ranks_node_bytes(n), n);
+    die_spoken = &node->spoken;
     ranks_children = (pid_t *)calloc((size_t)n, sizeof(pid_t));
     ranks_nchildren = n;
     pid_t parent = getpid();
@@ -196,6 +226,7 @@ static void ranks_fork(Ranks *r, int n) {
             r->rank = r->local_rank = i;
             r->world = r->local_world = n;
             r->launcher = "--ranks";
+            ranks_join_node(node, r);
             return;
         }
         ranks_children[i] = pid;
@@ -216,7 +247,7 @@ static void ranks_identify(void) {
     const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
     for (const char *name : names)
         if (getenv(name)) {
-            process.rank = ranks_variable(name);
+            process.rank = collectives_alone.rank = ranks_variable(name);
             return;
         }
 }
@@ -237,14 +268,20 @@ static void ranks_number_run(void) {
         die("cannot draw a random number: %s", strerror(errno));
 }
 
-// wanted: --ranks, 0 = as launched. own: what this process is given.
+// Do the ranks come from a launcher, with MPI? wanted: --ranks, 0 = as launched.
+static bool ranks_come_from_mpi(int wanted) {
+    const int launched = ranks_launched();
+    return launched > 1 || (launched && !wanted);
+}
+
+// own: what this process is given.
 static Ranks ranks_start(int wanted, const Machine *own) {
     Ranks r = {0, 1, 0, 1, "one process", NULL, NULL};
     const int launched = ranks_launched();
     ranks_answer_signals();
     ranks_number_run();
     if (!launched) ranks_check_slurm(wanted);
-    if (launched > 1 || (launched && !wanted)) {
+    if (ranks_come_from_mpi(wanted)) {
 #ifdef USE_MPI
         ranks_start_mpi(&r, own);
         if (wanted && wanted != r.world)
@@ -290,6 +327,7 @@ static void ranks_finish(void) {
     MPI_Initialized(&running);
     if (!running) return;
     die_spoken = NULL;
+    collectives = (Collectives){1, &collectives_alone, &collectives_alone};
     if (ranks_window != MPI_WIN_NULL) MPI_Win_free(&ranks_window);
     MPI_Finalize();
 #endif
@@ -334,6 +372,7 @@ static void ranks_meet(Ranks *r) {
 // Copies rank 0's bytes to all.
 static inline void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
     char *at = (char *)words;
+    collective_begins("words of rank 0", "");
     for (size_t n; bytes > 0; at += n, bytes -= n) {
         n = bytes < RANKS_WORDS ? bytes : RANKS_WORDS;
 #ifdef USE_MPI
@@ -354,6 +393,7 @@ static inline void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
 // Each of n values becomes the sum of all ranks' (modulo 2^64).
 static inline void ranks_sum(Ranks *r, uint64_t *values, size_t n) {
     const size_t AT_A_TIME = RANKS_WORDS / sizeof(uint64_t);
+    collective_begins("sum over the hosts", "");
     for (size_t i = 0, count; i < n; i += count) {
         count = n - i < AT_A_TIME ? n - i : AT_A_TIME;
 #ifdef USE_MPI

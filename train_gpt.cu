@@ -252,7 +252,7 @@ static void check_memory(const Run *r) {
 static void start_model(Run *r) {
     ncclUniqueId id;
     if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
-        die("cannot create a communicator's id");
+        die("cannot create a communicator's id: %s", ncclGetLastError(NULL));
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
     process.patient++;
@@ -374,13 +374,26 @@ static void check_agreement(Run *r) {
     free(text);
 }
 
+static bool collectives_failed(void *run, char *text, size_t room) {
+    const Run *r = (const Run *)run;
+    const Gpt *gpt = __atomic_load_n(&r->gpt, __ATOMIC_ACQUIRE);
+    return gpt && r->code->failed(gpt, text, room);
+}
+
+static void give_up_collectives(void *run) {
+    const Run *r = (const Run *)run;
+    Gpt *gpt = __atomic_load_n(&r->gpt, __ATOMIC_ACQUIRE);
+    if (gpt) r->code->give_up(gpt);
+}
+
 static void start_watchdog(Run *r) {
-    if (r->ranks.launcher == ranks_launcher_mpi) r->watchdog.parent = getppid();
+    Watchdog *w = &r->watchdog;
+    if (ranks_come_from_mpi(r->o.ranks)) w->parent = getppid();
 #ifdef DEVICE_CPU
-    watchdog_start(&r->watchdog, r->o.timeout, cpu_collective_status);
-#else
-    watchdog_start(&r->watchdog, r->o.timeout, NULL);
+    w->waits = cpu_collective_waits;
 #endif
+    w->failed = collectives_failed, w->give_up = give_up_collectives, w->context = r;
+    watchdog_start(w, r->o.timeout);
 }
 
 // ---- --plan ------------------------------------------------------------------------------------
@@ -457,14 +470,19 @@ static void start(Run *r, int argc, char **argv) {
     const Machine machine = machine_look("");
 #endif
     bool plan = r->o.plan != PLAN_NO;
+    // A rank may be missing already when MPI starts; a thread does not follow into forked ranks.
+    const bool watched = !plan && ranks_come_from_mpi(r->o.ranks);
+    if (watched) start_watchdog(r);
     r->ranks =
         plan ? ranks_imagined(r->o.ranks, r->o.gpus_per_node) : ranks_start(r->o.ranks, &machine);
-    if (!plan) start_watchdog(r), start_device(r);
+    if (!plan && !watched) start_watchdog(r);
+    if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
     choose_model(r);
     settle_run(r);
     open_data(r);
-    r->gpt = r->code->create(&r->config);
+    Gpt *gpt = r->code->create(&r->config);
+    __atomic_store_n(&r->gpt, gpt, __ATOMIC_RELEASE);  // for the watchdog
     const int rows = r->code->buffers(r->gpt)->count;
     begin_state(r);
     if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);

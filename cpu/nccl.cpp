@@ -186,23 +186,11 @@ static Words describe(const Signature &s) {
     return w;
 }
 
-// What the main thread waits for, read by the watchdog's thread.
-static struct {
-    std::atomic<const ncclComm *> comm;
-    std::atomic<int> rank;
-} waiting;
+// Does the main thread wait for another rank? Read by the watchdog's thread.
+static std::atomic<bool> waiting;
 
-bool cpu_collective_status(char *text, size_t room) {
-    const ncclComm *c = waiting.comm;
-    if (!c) return false;
-    int j = waiting.rank;
-    int n =
-        snprintf(text, room, "collective %lu, %s, waits for rank %d of %d", (unsigned long)c->round,
-                 describe(own_area(c, c->round)->signature).text, j, c->size);
-    if (n > 0 && (size_t)n < room && c->lane[j] >= 0)
-        snprintf(text + n, room - (size_t)n, ", which has come to %lu",
-                 (unsigned long)c->shared->lanes[c->lane[j]].announced.load());
-    return true;
+bool cpu_collective_waits(void) {
+    return waiting;
 }
 
 static inline void spin_pause(void) {
@@ -212,13 +200,12 @@ static inline void spin_pause(void) {
 }
 
 // Polls for some tens of microseconds, then sleeps: others may have a use for the core.
-static void wait_for_announcement(ncclComm *c, Lane *lane, int j) {
+static void wait_for_announcement(const ncclComm *c, Lane *lane) {
     for (int n = 0; n < c->spins; n++) {
         if (lane->announced.load(std::memory_order_acquire) >= c->round) return;
         spin_pause();
     }
-    waiting.rank = j;
-    waiting.comm = c;
+    waiting = true;
     lane->sleepers++;
     while (true) {
         const uint32_t rung = lane->bell.load();
@@ -226,7 +213,7 @@ static void wait_for_announcement(ncclComm *c, Lane *lane, int j) {
         syscall(SYS_futex, &lane->bell, FUTEX_WAIT, rung, NULL, NULL, 0);
     }
     lane->sleepers--;
-    waiting.comm = NULL;
+    waiting = false;
 }
 
 // Rank j's staging area of the current round, once it is there.
@@ -234,14 +221,13 @@ static const char *round_read(ncclComm *c, int j) {
     const Area *area;
     if (c->lane[j] >= 0) {
         Lane *lane = &c->shared->lanes[c->lane[j]];
-        wait_for_announcement(c, lane, j);
+        wait_for_announcement(c, lane);
         area = &lane->areas[c->round & 1];
     } else {
 #ifdef USE_MPI
-        waiting.rank = j;
-        waiting.comm = c;
+        waiting = true;
         MPI_Waitall((int)c->requests.size(), c->requests.data(), MPI_STATUSES_IGNORE);
-        waiting.comm = NULL;
+        waiting = false;
         c->requests.clear();
 #endif
         area = &c->inbound[j][c->round & 1];
@@ -425,6 +411,19 @@ ncclResult_t ncclCommDestroy(ncclComm_t c) {
 #endif
     delete c;
     return ncclSuccess;
+}
+
+ncclResult_t ncclCommGetAsyncError(ncclComm_t, ncclResult_t *error) {
+    *error = ncclSuccess;
+    return ncclSuccess;
+}
+
+ncclResult_t ncclCommAbort(ncclComm_t) {
+    return ncclSuccess;
+}
+
+const char *ncclGetLastError(ncclComm_t) {
+    return "";
 }
 
 const char *ncclGetErrorString(ncclResult_t result) {

@@ -9,7 +9,12 @@
 #include "runtime.h"
 
 typedef struct ncclComm *ncclComm_t;
-typedef enum { ncclSuccess = 0, ncclSystemError = 2, ncclInvalidArgument = 4 } ncclResult_t;
+typedef enum {
+    ncclSuccess = 0,
+    ncclSystemError = 2,
+    ncclInvalidArgument = 4,
+    ncclInProgress = 7
+} ncclResult_t;
 typedef enum { ncclUint8, ncclInt32, ncclFloat32, ncclFloat64, ncclBfloat16 } ncclDataType_t;
 typedef enum { ncclSum, ncclMax } ncclRedOp_t;
 typedef struct {
@@ -24,6 +29,10 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *split, void *config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
 const char *ncclGetErrorString(ncclResult_t result);
+// A call is over when it returns, so there is nothing to fail, or to give up, between calls.
+ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
+ncclResult_t ncclCommAbort(ncclComm_t comm);
+const char *ncclGetLastError(ncclComm_t comm);
 
 // In place as in NCCL: AllGather with send == recv + rank*count elements, ReduceScatter with
 // recv == send + rank*count elements, AllReduce with send == recv.
@@ -42,5 +51,5 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
 
-// Not in NCCL: which rank the collective in progress waits for, if any; for the watchdog.
-bool cpu_collective_status(char *text, size_t room);
+// Not in NCCL: does the main thread wait for another rank? For the watchdog.
+bool cpu_collective_waits(void);

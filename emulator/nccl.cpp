@@ -88,6 +88,15 @@ struct ncclComm {
 namespace emu {
 namespace {
 
+char last_error[128];  // see ncclGetLastError
+
+// `function` fails on demand (EMU_FAIL), as NCCL does with a warning.
+ncclResult_t failure(const char *function, int code) {
+    const int error = injected_failure(function, code);
+    if (error) snprintf(last_error, sizeof last_error, "%s fails on demand", function);
+    return (ncclResult_t)error;
+}
+
 std::vector<ncclComm *> communicators;
 int communicators_made;
 
@@ -461,7 +470,7 @@ ncclResult_t add(const Call &call) {
 ncclResult_t collective(const char *function, Kind kind, const void *in, void *out, size_t count,
                         ncclDataType_t type, int reduction, int root, ncclComm *comm,
                         cudaStream_t stream) {
-    if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
+    if (ncclResult_t error = failure(function, ncclSystemError)) return error;
     if (alone()) return ncclSuccess;
     bool known = reduction == ncclSum || reduction == ncclMax || reduction == ncclMin;
     if (!comm || comm->aborted || !type_bytes(type) || !known || root < 0 || root >= comm->ranks) {
@@ -483,7 +492,7 @@ ncclResult_t collective(const char *function, Kind kind, const void *in, void *o
 
 ncclResult_t message(const char *function, bool send, void *buffer, size_t count,
                      ncclDataType_t type, int peer, ncclComm *comm, cudaStream_t stream) {
-    if (int error = injected_failure(function, ncclSystemError)) return (ncclResult_t)error;
+    if (ncclResult_t error = failure(function, ncclSystemError)) return error;
     if (alone()) return ncclSuccess;
     if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks)
         return ncclInvalidArgument;
@@ -516,7 +525,7 @@ std::string describe_communicators() {
 using namespace emu;
 
 #define MAY_FAIL(code)                                                                             \
-    if (int error = injected_failure(__func__, code)) return (ncclResult_t)error
+    if (ncclResult_t error = failure(__func__, code)) return error
 
 extern "C" {
 
@@ -534,6 +543,11 @@ const char *ncclGetErrorString(ncclResult_t result) {
                                         "remote process exited or there was a network error",
                                         "in progress"};
     return result >= 0 && result < ncclNumResults ? NAMES[result] : "unknown result code";
+}
+
+// The real one keeps the last warning of this process, "" if there was none.
+const char *ncclGetLastError(ncclComm_t) {
+    return last_error;
 }
 
 // The file stays open in this process, where the other ranks find it.
@@ -626,7 +640,7 @@ ncclResult_t ncclCommAbort(ncclComm_t comm) {
     return ncclSuccess;
 }
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error) {
-    *error = (ncclResult_t)injected_failure(__func__, ncclRemoteError);
+    *error = failure(__func__, ncclRemoteError);
     if (!comm) return ncclInvalidArgument;
     for (int r = 0; r < comm->ranks; r++) {
         const RankSlot &slot = comm->shared->rank[r];

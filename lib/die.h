@@ -30,13 +30,16 @@ typedef struct {
     unsigned long signs;  // of life, see lib/watchdog.h
     bool waits;           // for other ranks, in ranks.h
     int patient;          // waits of which the watchdog takes no notice, see lib/watchdog.h
+    bool ends;            // another thread is about to end the process
     unsigned run;         // a random number of the run, in the names of its temporary files
 } Process;
-ONE_OBJECT Process process = {0, 1, -1, 0, false, 0, 0};
+ONE_OBJECT Process process = {0, 1, -1, 0, false, 0, false, 0};
 
-// The main thread has got on.
+// The main thread has got on. If the process ends it gets on no more: collectives that were given
+// up have left anything behind, and nothing of that is to be saved or said.
 static inline void process_alive(void) {
     __atomic_fetch_add(&process.signs, 1, __ATOMIC_RELAXED);
+    while (__atomic_load_n(&process.ends, __ATOMIC_ACQUIRE)) pause();
 }
 
 // The main thread begins or ends to wait for other ranks.
@@ -91,6 +94,15 @@ static inline void die_in_turn(void) {
     if (!die_spoken || !__atomic_exchange_n(die_spoken, 1, __ATOMIC_ACQ_REL)) return;
     sleep(2);
     die_now();
+}
+
+// The line of die(), for a thread that has something left to do before the end.
+__attribute__((format(printf, 1, 2))) static inline void die_say(const char *format, ...) {
+    die_in_turn();
+    va_list args;
+    va_start(args, format);
+    die_print(true, format, args);
+    va_end(args);
 }
 
 NORETURN __attribute__((format(printf, 1, 2))) static inline void die(const char *format, ...) {

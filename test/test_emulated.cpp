@@ -133,6 +133,86 @@ static void a_device_that_fails_ends_in_one_line(void **) {
         fail_msg("exit code %d: %s", found.status, found.err);
 }
 
+// ---- all that the program does besides ---------------------------------------------------------
+
+// Validation, samples, checkpoints, audits and decisions about outliers.
+#define ALL                                                                                        \
+    "--model gpt2:L=2,C=32,NH=2,T=16 --train test/reference/small/train.txt --val "                \
+    "test/reference/small/val.txt --ranks 2 --batch 1 --tokens-per-step 32 --val-every 2 "         \
+    "--val-batches 2 --sample-every 3 --sample-tokens 4 --checkpoint-every 1 --audit-every 2 "     \
+    "--skip-norm 100 --skip-loss 100 "
+
+// Trains to step 4 in FOLDER/NAME, from the newest checkpoint there, and exports.
+static void train_all(const char *build, const char *environment, const char *name) {
+    static Outcome o;
+    o = run("%s " EMULATED "/%s/train_gpt " ALL "--steps 4 --out %s/%s --resume auto --trace "
+            "%s/%s/trace --export-model %s/%s/model.bin --export-hf %s/%s/hf",
+            environment, build, folder, name, folder, name, folder, name, folder, name);
+    if (o.status != 0) fail_msg("%s build, %s: exit code %d: %s", build, name, o.status, o.err);
+}
+
+// A run in two parts, under another schedule, and one of the race build end in the same bits.
+static void all_that_the_program_does_is_right_in_the_emulator(void **) {
+    static Outcome o;
+    train_all("plain", "EMU_SEED=11", "whole");
+    o = run("bash -c 'cd %s && for n in parts race; do cp -r whole $n; rm -r $n/hf $n/model.bin "
+            "$n/trace* $n/checkpoints/step_0000000[34]; done'",
+            folder);
+    if (o.status != 0) fail_msg("%s", o.err);
+    train_all("plain", "EMU_SCHEDULE=random EMU_SEED=12", "parts");
+    train_all("race", "EMU_SEED=13", "race");
+    static const char *const names[] = {"parts", "race"};
+    for (const char *name : names) {
+        o = run("diff -r -x 'trace*' -x 'options.cfg*' -x metrics.jsonl %s/whole %s/%s", folder,
+                folder, name);
+        if (o.status != 0) fail_msg("%s: expected the same files, found: %s", name, o.out);
+    }
+    o = run("test -s %s/race/trace -a -s %s/race/trace.1", folder, folder);
+    assert_int_equal(o.status, 0);
+}
+
+// Its whole first steps are run by the race build too, and an update that is left out.
+static void the_race_build_finds_nothing_in_a_run_that_diverges(void **) {
+    static Outcome o;
+    o = run(EMULATED "/race/train_gpt " ALL "--steps 5 --out %s/nan --lr 1000 --weight-decay 1000 "
+                     "--grad-clip 0",
+            folder);
+    if (o.status != 0 || !strstr(o.err, "the update is skipped"))
+        fail_msg("expected a skipped update, found exit code %d: %s", o.status, o.err);
+}
+
+// ---- collectives that fail, or never end -------------------------------------------------------
+
+// The watchdog asks the four communicators in turn, five times a second.
+static void a_collective_that_fails_while_it_runs_ends_the_job(void **) {
+    static Outcome o;
+    o = run("EMU_FAIL=1@ncclCommGetAsyncError:11 " EMULATED "/plain/train_gpt " OPTIONS
+            "--ranks 2 --steps 100000");
+    if (o.status != 1 || !strstr(o.err, "train_gpt: [rank 1, step ") ||
+        !strstr(o.err, "] NCCL, communicator gather: remote process exited or there was a network "
+                       "error: ncclCommGetAsyncError fails on demand"))
+        fail_msg("exit code %d: %s", o.status, o.err);
+}
+
+static void a_call_that_fails_says_what_nccl_says(void **) {
+    static Outcome o;
+    o = run("EMU_FAIL=1@ncclAllGather:9 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
+    if (o.status != 1 || !strstr(o.err, "unhandled system error: ncclAllGather fails on demand\n"))
+        fail_msg("exit code %d: %s", o.status, o.err);
+}
+
+// Hosts issue collectives ahead of the device, so all may have come to the same one.
+static void a_rank_that_stands_still_ends_the_job(void **) {
+    static Outcome o;
+    o = run("bash -fc '" EMULATED "/plain/train_gpt " OPTIONS
+            "--ranks 3 --steps 100000 --timeout 3 >%s/steps & while kill -0 $! && ! grep -q "
+            "step.:3 %s/steps; do sleep 0.1; done; kill -STOP $(pgrep -P $! | sed -n 2p); wait $!'",
+            folder, folder);
+    if (o.status != 1 || !strstr(o.err, "no progress for 3 seconds; ") ||
+        !strstr(o.err, " at collective "))
+        fail_msg("exit code %d: %s", o.status, o.err);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_are_the_cpu_devices_in_fp32_under_every_schedule),
@@ -142,6 +222,11 @@ int main(void) {
         cmocka_unit_test(a_swapped_collective_is_named),
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
+        cmocka_unit_test(all_that_the_program_does_is_right_in_the_emulator),
+        cmocka_unit_test(the_race_build_finds_nothing_in_a_run_that_diverges),
+        cmocka_unit_test(a_collective_that_fails_while_it_runs_ends_the_job),
+        cmocka_unit_test(a_call_that_fails_says_what_nccl_says),
+        cmocka_unit_test(a_rank_that_stands_still_ends_the_job),
     };
     return run_in_folder(tests);
 }

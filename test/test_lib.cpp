@@ -509,7 +509,7 @@ static void burn(double seconds) {
 static void run_silent(const void *) {
     Watchdog w = {};
     process.world = 2;
-    watchdog_start(&w, 1, [](char *text, size_t n) { return snprintf(text, n, "in a test") > 0; });
+    watchdog_start(&w, 1);
     sleep(20);
 }
 
@@ -518,7 +518,8 @@ static void run_waiting(const void *) {
     Watchdog w = {};
     process.world = 2;
     process_waits(true);
-    watchdog_start(&w, 1, [](char *, size_t) { return false; });
+    w.waits = [] { return false; };
+    watchdog_start(&w, 1);
     sleep(20);
 }
 
@@ -528,7 +529,8 @@ static void work_and_files_may_take_any_time(void **) {
     if (child == 0) {
         Watchdog w = {};
         process.world = 2;
-        watchdog_start(&w, 1, [](char *, size_t) { return false; });
+        w.waits = [] { return false; };
+        watchdog_start(&w, 1);
         sleep(2);  // work
         process_waits(true);
         process.patient++;
@@ -540,9 +542,11 @@ static void work_and_files_may_take_any_time(void **) {
 }
 
 static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
-    expect_death(run_silent, NULL,
-                 "no progress for 1 seconds: in a test (--timeout sets the limit)\n");
-    expect_death(run_waiting, NULL, "no progress for 1 seconds: waits for other ranks (");
+    expect_death(
+        run_silent, NULL,
+        "no progress for 1 seconds; rank 0 before the first collective (--timeout sets the "
+        "limit)\n");
+    expect_death(run_waiting, NULL, "no progress for 1 seconds; rank 0 before the first");
     int ends[2], status;
     char byte;
     assert_int_equal(pipe(ends), 0);
@@ -550,7 +554,7 @@ static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
     if (child == 0) {
         Watchdog w = {};
         process.world = 2;
-        watchdog_start(&w, 2, NULL);
+        watchdog_start(&w, 2);
         if (write(ends[1], "", 1) != 1) _exit(3);
         burn(0.4);  // stopped in here, and still busy when the watchdog looks again
         process_alive();

@@ -146,13 +146,13 @@ static void threads_and_vector_levels_do_what_they_promise(void **) {
 // rank behind.
 static void stop_a_rank(const char *launch, const char *signal, int which, int steps,
                         const char *const words[2]) {
-    char command[512], err[4096];
+    char command[1024], err[4096];
     snprintf(command, sizeof command,
-             "set -f; %s --steps %d --batch 1 --timeout 2 " TINY
+             "set -f; rm -f %s/steps; %s --steps %d --batch 1 --timeout 2 " TINY
              ">%s/steps 2>%s/stopped & pid=$!; for i in `seq 300`; do "
              "grep -q '^step 9/' %s/steps && break; sleep 0.1; done; "
              "kill -%s `pgrep -P $pid -x train_gpt | sed -n %dp` || kill -KILL $pid; wait $pid",
-             launch, steps, folder, folder, folder, signal, which);
+             folder, launch, steps, folder, folder, folder, signal, which);
     time_t began = time(NULL);
     int status = system(command);
     if (status == 0 || time(NULL) - began > 40)
@@ -177,14 +177,25 @@ static void a_killed_rank_ends_the_job(void **) {
 
 // A rank that stands still is named within the time limit, by one of the others.
 static void a_silent_rank_ends_the_job(void **) {
-    static const char *const words[] = {"no progress for 2 seconds", "waits for rank 2 of 3"};
+    static const char *const words[] = {"no progress for 2 seconds; missing: rank 2 at collective ",
+                                        "; ranks 0, 1 at collective "};
     stop_a_rank(PROGRAM " --ranks 3", "STOP", 3, 123457, words);
 }
 
 static void a_silent_rank_under_mpirun_ends_the_job(void **) {
     if (system("command -v mpirun >/dev/null") != 0) skip();
-    static const char *const words[] = {"no progress for 2 seconds", "waits for rank"};
+    static const char *const words[] = {"no progress for 2 seconds; missing: rank ", "; ranks "};
     stop_a_rank(MPIRUN " -n 3 " PROGRAM, "STOP", 3, 123459, words);
+}
+
+// The others wait for it in MPI_Init.
+static void a_rank_that_never_starts_ends_the_job(void **) {
+    if (system("command -v mpirun >/dev/null") != 0) skip();
+    Outcome o = run(MPIRUN " -n 2 bash -fc '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -STOP $$; "
+                           "exec " PROGRAM " --timeout 2 --steps 1 " TINY "'");
+    if (o.status != 1 ||
+        !strstr(o.err, "no progress for 2 seconds; rank 0 before the first collective"))
+        fail_msg("status %d: %s", o.status, o.err);
 }
 
 // OMP_PROC_BIND, by itself, binds every process to the first cores.
@@ -573,6 +584,7 @@ int main(void) {
         cmocka_unit_test(a_killed_rank_ends_the_job),
         cmocka_unit_test(a_silent_rank_ends_the_job),
         cmocka_unit_test(a_silent_rank_under_mpirun_ends_the_job),
+        cmocka_unit_test(a_rank_that_never_starts_ends_the_job),
         cmocka_unit_test(forked_ranks_are_bound_to_cores_of_their_own),
         cmocka_unit_test(what_a_run_writes_can_be_read_back),
         cmocka_unit_test(a_tokenizer_has_the_vocabulary_of_the_model),
