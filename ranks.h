@@ -8,6 +8,7 @@
 #include "lib/clock.h"
 #include "lib/collectives.h"
 #include "lib/machine.h"
+#include "lib/stop.h"
 
 #include <pthread.h>
 #include <sched.h>
@@ -231,14 +232,14 @@ static void ranks_fork(Ranks *r, int n) {
         }
         ranks_children[i] = pid;
     }
-    struct sigaction action = {}, before = {};
+    struct sigaction action = {};
     action.sa_sigaction = ranks_forward_signal;
     action.sa_flags = SA_SIGINFO;
-    sigaction(SIGINT, NULL, &before);
-    ranks_ignore_interrupt = before.sa_handler == SIG_IGN;
+    ranks_ignore_interrupt = stop_ignores(SIGINT);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    if (!stop_ignores(SIGHUP)) sigaction(SIGHUP, &action, NULL);
     _exit(ranks_watch());
 }
 

@@ -283,6 +283,7 @@ static void print_start(const Run *r) {
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
     t.prompt_tokens = r->prompt_tokens;
+    if (r->o.steps == 0) t.schedule.steps = 0;  // whatever step has been reached
     report_start(&t);
 }
 

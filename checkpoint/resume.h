@@ -56,13 +56,15 @@ static inline void resume_agree(char *path, Ranks *ranks, const char *resume, co
             ranks->rank, path);
 }
 
-// Is it one of the run's own checkpoints?
+// Is it one of the run's own checkpoints, whose logs go on? One that has been set aside is not: the
+// logs have been cut before it and may be those of another way on.
 static inline bool resume_is_below(const char *path, const char *out) {
     char folder[PATH_BYTES], *checkpoint = realpath(path, NULL), *own;
     checkpoint_folder(folder, out);
     own = realpath(folder, NULL);
     size_t n = own ? strlen(own) : 0;
-    bool below = own && checkpoint && !strncmp(checkpoint, own, n) && checkpoint[n] == '/';
+    bool below = own && checkpoint && !strncmp(checkpoint, own, n) && checkpoint[n] == '/' &&
+                 checkpoint_step(checkpoint + n + 1) >= 0;
     free(checkpoint);
     free(own);
     return below;

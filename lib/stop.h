@@ -1,7 +1,7 @@
-// lib/stop.h: being asked to stop: SIGTERM and SIGUSR1 (a batch system that wants the machine back)
-// and SIGINT. The run finishes its step, saves and ends; a second signal ends it at once. A
-// terminal and a launcher may both deliver the same request, so what comes within a second of the
-// first is no second one.
+// lib/stop.h: being asked to stop: SIGTERM and SIGUSR1 (a batch system that wants the machine
+// back), SIGINT, and SIGHUP (the terminal has gone) unless nohup has it ignored. The run finishes
+// its step, saves and ends; a second signal ends it at once. A terminal and a launcher may both
+// deliver the same request, so what comes within a second of the first is no second one.
 #pragma once
 
 #include <signal.h>
@@ -30,6 +30,12 @@ static inline void stop_handler(int signal) {
     stop_signal = signal;
 }
 
+// Is it ignored, as nohup wants it of what it starts?
+static inline bool stop_ignores(int signal) {
+    struct sigaction action;
+    return sigaction(signal, NULL, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
 static inline void stop_listen(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
@@ -38,4 +44,5 @@ static inline void stop_listen(void) {
     sigaction(SIGTERM, &action, NULL);
     sigaction(SIGINT, &action, NULL);
     sigaction(SIGUSR1, &action, NULL);
+    if (!stop_ignores(SIGHUP)) sigaction(SIGHUP, &action, NULL);
 }

@@ -41,7 +41,7 @@ static inline bool settle_steps(GptConfig *c, const Options *o, int world, Confl
     unsigned long long round =
         (unsigned long long)c->B * (unsigned long long)c->T * (unsigned long long)world;
     unsigned long long wanted = o->tokens_per_step ? o->tokens_per_step : round;
-    if (wanted % round)
+    if (wanted % round && o->steps != 0)  // without a step it is of no matter
         return conflicts(
             why,
             "--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = %llu; "
@@ -55,7 +55,7 @@ static inline bool settle_steps(GptConfig *c, const Options *o, int world, Confl
                          "--tokens-per-step %llu: expected at most %llu micro-steps on %d ranks, "
                          "found %llu",
                          wanted, most, world, wanted / round);
-    c->fsdp.micro_steps = (int)(wanted / round);
+    c->fsdp.micro_steps = wanted < round ? 1 : (int)(wanted / round);
     return true;
 }
 

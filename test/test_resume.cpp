@@ -149,6 +149,20 @@ static void a_run_that_goes_back_sets_later_checkpoints_aside(void **) {
     expect_status(&o, 0, "from the start");
 }
 
+// Its logs begin anew at its step: those that are there are of another way from step 8 on.
+static void a_run_goes_on_from_what_was_set_aside_with_logs_of_its_own(void **) {
+    copy_run("ref0", "run");
+    Outcome o =
+        run(RUN "--lr 0.01 --out %s/run --resume %s/run/checkpoints/step_00000008 && " RUN
+                "--out %s/run --resume %s/run/checkpoints/step_00000009.1 && "
+                "sed '/^s:[0-8] /d' %s/ref0/main.log | diff - %s/run/main.log && "
+                "cd %s/run && diff -r checkpoints/step_00000010 "
+                "%s/ref0/checkpoints/step_00000010 && test -e checkpoints/step_00000009.2 && "
+                "head -n 8 main.log.2 | diff - <(head -n 8 %s/ref0/main.log)",
+            folder, folder, folder, folder, folder, folder, folder, folder, folder);
+    if (o.status != 0) fail_msg("found: %s%s", o.out, o.err);
+}
+
 // Only what comes after the checkpoint is written there.
 static void a_run_goes_on_in_another_folder(void **) {
     copy_run("ref0", "last");
@@ -195,8 +209,19 @@ static void a_run_that_is_asked_to_stop_saves_and_goes_on_later(void **) {
     stop_run("", "--ranks 3", "USR1", "$pid");
     stop_run("", "--ranks 4 --shard hybrid:2", "TERM", "$(pgrep -P $pid | sed -n 3p)");
     stop_run("", "--ranks 2", "INT", "$(pgrep -P $pid | sed -n 1p)");
+    stop_run("", "--ranks 2", "HUP", "$pid");
     if (system("command -v mpirun >/dev/null") != 0) return;
     stop_run(MPIRUN " -n 2", "", "TERM", "$(pgrep -P $pid -x train_gpt | sed -n 2p)");
+}
+
+static void a_run_under_nohup_outlives_its_terminal(void **) {
+    Outcome o = run("rm -rf %s/run; BAD_DISK=checkpoints BAD_DISK_SLOW_MS=10 LD_PRELOAD=" BAD_DISK
+                    " nohup " RUN "--out %s/run --ranks 2 >/dev/null & pid=$!; "
+                    "until test -e %s/run/main.log; do sleep 0.01; done; "
+                    "kill -HUP $pid; pkill -HUP -P $pid; wait $pid",
+                    folder, folder, folder);
+    expect_status(&o, 0, "SIGHUP under nohup");
+    expect_same_runs("run", "ref0", "SIGHUP under nohup");
 }
 
 static void a_second_signal_ends_a_run_that_is_still_saving(void **) {
@@ -425,6 +450,16 @@ static void options_that_differ_are_named_with_both_values(void **) {
         fail_msg("an option that is the same is named: %s", o.out);
 }
 
+// Without a step to make it is of no matter how a step's tokens are divided.
+static void a_checkpoint_is_exported_on_any_ranks(void **) {
+    Outcome o = run(PROGRAM " --resume %s/ref0/checkpoints/step_00000006 --ranks 5 --threads 1 "
+                            "--steps 0 --export-model %s/export.bin && "
+                            "cmp %s/export.bin %s/ref0/checkpoints/step_00000006/model.bin",
+                    folder, folder, folder, folder);
+    expect_status(&o, 0, "--ranks 5 --steps 0");
+    if (strstr(o.out, "learning rate")) fail_msg("expected no learning rate, found: %s", o.out);
+}
+
 // ---- what is refused ---------------------------------------------------------------------------
 
 // FOLDER/run, the reference with some damage done in its folder, is not continued by a run with
@@ -512,8 +547,10 @@ int main(void) {
         cmocka_unit_test(mpirun_goes_on_where_forked_ranks_have_stopped),
         cmocka_unit_test(a_checkpoint_that_is_loaded_and_saved_is_the_same_to_the_byte),
         cmocka_unit_test(a_run_that_goes_back_sets_later_checkpoints_aside),
+        cmocka_unit_test(a_run_goes_on_from_what_was_set_aside_with_logs_of_its_own),
         cmocka_unit_test(a_run_goes_on_in_another_folder),
         cmocka_unit_test(a_run_that_is_asked_to_stop_saves_and_goes_on_later),
+        cmocka_unit_test(a_run_under_nohup_outlives_its_terminal),
         cmocka_unit_test(a_second_signal_ends_a_run_that_is_still_saving),
         cmocka_unit_test(outliers_are_left_out_also_by_a_run_that_goes_on),
         cmocka_unit_test(ten_steps_without_a_gradient_end_the_run),
@@ -526,6 +563,7 @@ int main(void) {
         cmocka_unit_test(training_goes_on_while_a_slow_disk_gets_the_state_of_the_call),
         cmocka_unit_test(the_newest_checkpoints_and_some_for_good_are_kept),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
+        cmocka_unit_test(a_checkpoint_is_exported_on_any_ranks),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),
         cmocka_unit_test(checkpoints_that_may_not_be_read_are_refused),
     };
