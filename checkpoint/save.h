@@ -104,10 +104,12 @@ static inline bool saver_write_array(Saver *s, int a, int fd, const char *path) 
             const void *data = saver_data(s, a, p->at + done, n, room);
             size_t first = tensor_offset(m, p->id, p->layer) + p->first + done;
             *sum += checksum_part(data, n, size, p->first + done);
+            const uint64_t offset = checkpoint_arrays[a].offset + first * size;
             ok = (checkpoint_arrays[a].array != GPT_PARAMETERS ||
                   chunk_is_finite(m, (const float *)data, n, p, p->first + done, &s->failure)) &&
-                 write_try(fd, data, n * size, checkpoint_arrays[a].offset + first * size, path,
-                           &s->failure);
+                 write_try(fd, data, n * size, offset, path, &s->failure);
+            // The disk begins at once, while the next piece is summed and copied.
+            sync_file_range(fd, (off64_t)offset, (off64_t)(n * size), SYNC_FILE_RANGE_WRITE);
         }
     }
     free(room);

@@ -26,8 +26,7 @@ work=$(mktemp -d "$work/checkpoint.XXXXXX")
 trap 'rm -rf "$work" /dev/shm/bench_checkpoint.$$' EXIT
 train=${TRAIN:-./train_gpt}
 [ -n "${TRAIN:-}" ] || make -s DEVICE=cpu >/dev/null
-perl -e 'srand 1; print pack("l<3 x1012", 20240520, 1, 200000), pack("S<*", map { int rand 50257 } 1 .. 200000)' \
-    >"$work/tokens.bin"
+dev/random_shard.sh 50257 "$work/tokens.bin"
 
 program() { "$train" --model "$model" --ranks 1 --threads 1 --train "$work/tokens.bin" --batch 1 --seq 256 "$@"; }
 now() { date +%s.%N; }
@@ -61,11 +60,11 @@ write_dd() {
     since "$t" >>"$work/write_dd"
 }
 
-# From the table at the start to the end.
+# From the last line of the table at the start to the end.
 load() {
     forget "$work"/run/checkpoints/*/*
     program --resume "$work/run" --steps 0 | perl -MTime::HiRes=time -ne '
-        $from = time if /^resume/; END { printf "%.6f\n", time - $from }' >>"$work/load"
+        $from = time if /^state/; END { printf "%.6f\n", time - $from }' >>"$work/load"
 }
 
 load_dd() {
