@@ -21,7 +21,7 @@ ifeq ($(MPI),1)
 MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
 MPI_LIBS = $(shell mpicc --showme:link)
 endif
-LIBS = -ljansson $(MPI_LIBS)
+LIBS = -ljansson -lpcre2-8 $(MPI_LIBS)
 
 ifeq ($(filter cpu cuda,$(DEVICE)),)
 $(error DEVICE=$(DEVICE): expected cpu or cuda)
@@ -34,6 +34,7 @@ all: what train_gpt
 need = $(if $(shell echo '\#include <$(1)>' | $(CXX) -E -x c++ $(3) - >/dev/null 2>&1 && echo yes),,$(error $(1) is missing: install $(2)))
 ifneq ($(filter-out test fuzz-check clean check-format,$(or $(MAKECMDGOALS),all)),)
 $(call need,jansson.h,libjansson-dev)
+$(call need,pcre2posix.h,libpcre2-dev)
 $(call need,xxhash.h,libxxhash-dev)
 endif
 

@@ -17,11 +17,11 @@
 #include "lib/foreign.h"
 #include "lib/paths.h"
 #include "lib/rng.h"
+#include "lib/shard.h"
 
 #include <pthread.h>
 
-enum { SHARD_MAGIC = 20240520, SHARD_VERSION = 1, SHARD32_MAGIC = 20240801, SHARD32_VERSION = 7 };
-enum { SHARD_HEADER_BYTES = 1024, TEXT_EOT = 256, TEXT_VOCAB = 257, SHARD_VOCAB = 50257 };
+enum { TEXT_EOT = 256, TEXT_VOCAB = 257, SHARD_VOCAB = 50257 };
 typedef enum { DATA_TEXT, DATA_UINT16, DATA_UINT32 } DataKind;
 typedef enum { AHEAD_EMPTY, AHEAD_READING, AHEAD_READY, AHEAD_STOP } DataAhead;
 
@@ -115,21 +115,20 @@ static inline DataFile data_file_open(const char *path) {
     return file;
 }
 
-// Vocabulary of the data if nobody says otherwise: GPT-2's for shards, bytes for text.
-static inline int dataloader_default_vocab(const char *pattern) {
+// Is the first file that the pattern names a text?
+static inline bool data_is_text(const char *pattern) {
     Paths found = {0, NULL};
     paths_add_pattern(&found, pattern);
     DataKind kind = data_file_open(found.names[0]).kind;
     paths_free(&found);
-    return kind == DATA_TEXT ? TEXT_VOCAB : SHARD_VOCAB;
+    return kind == DATA_TEXT;
 }
 
-static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, int T, int V,
-                                   uint64_t seed, bool shuffle) {
+// pattern: for messages. The files become the loader's.
+static inline void dataloader_open_files(DataLoader *dl, const char *pattern, Paths found, int B,
+                                         int T, int V, uint64_t seed, bool shuffle) {
     memset(dl, 0, sizeof *dl);
     dl->B = B, dl->T = T, dl->V = V, dl->seed = seed, dl->shuffle = shuffle;
-    Paths found = {0, NULL};
-    paths_add_pattern(&found, pattern);
     dl->file_count = found.count;
     dl->files = (DataFile *)malloc_check((size_t)found.count * sizeof(DataFile));
     for (int i = 0; i < dl->file_count; i++) {
@@ -154,6 +153,13 @@ static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, i
     dl->raw = malloc_check(((size_t)T + 1) * 4);
     pthread_mutex_init(&dl->mutex, NULL);
     pthread_cond_init(&dl->changed, NULL);
+}
+
+static inline void dataloader_open(DataLoader *dl, const char *pattern, int B, int T, int V,
+                                   uint64_t seed, bool shuffle) {
+    Paths found = {0, NULL};
+    paths_add_pattern(&found, pattern);
+    dataloader_open_files(dl, pattern, found, B, T, V, seed, shuffle);
 }
 
 // ---- samples -----------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ cd "$(dirname "$0")/.."
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 
 say "1. What is needed"
-packages=(g++ make libjansson-dev libxxhash-dev openmpi-bin libopenmpi-dev libdnnl-dev gnuplot-nox)
+packages=(g++ make libjansson-dev libpcre2-dev libxxhash-dev openmpi-bin libopenmpi-dev libdnnl-dev gnuplot-nox)
 [ -n "$own" ] || packages+=(bible-kjv)
 scripts/install.sh "${packages[@]}"
 echo "here: ${packages[*]}"

@@ -26,7 +26,7 @@ fuzz_run = mkdir -p $(F)/$(1) && $(F)/fuzz_$(1) -max_total_time=$(2) -close_fd_m
 	-timeout=10 -artifact_prefix=$(F)/$(1). -print_final_stats=1 $(F)/$(1) test/fuzz/corpus/$(1) $(FUZZ_ALSO_$(1))
 
 fuzz-check:
-	@scripts/install.sh clang libclang-rt-dev libjansson-dev libxxhash-dev
+	@scripts/install.sh clang libclang-rt-dev libjansson-dev libpcre2-dev libxxhash-dev
 	@$(MAKE) --no-print-directory DEVICE=cpu -j$$(nproc) fuzz-build
 	@$(foreach f,$(FUZZERS),$(call fuzz_run,$(f),2) >$(F)/$(f).log 2>&1 || { cat $(F)/$(f).log; exit 1; }; \
 	echo "fuzz_$(f): $$(grep number_of_executed_units $(F)/$(f).log | tr -dc 0-9) inputs";)
