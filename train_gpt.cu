@@ -14,6 +14,7 @@
 #include "lib/watchdog.h"
 #include "plan/print.h"
 #include "report.h"
+#include "tokenize.h"
 
 #ifdef DEVICE_CPU
 #include "cpu/host.h"
@@ -123,7 +124,9 @@ static void choose_model(Run *r) {
         die_all("--train: expected token shards or text files, found none; --help lists all "
                 "options");
     const char *data = o->train[0] ? o->train : o->val;
-    int data_vocab = data[0] ? dataloader_default_vocab(data) : SHARD_VOCAB;
+    bool text = data[0] && data_is_text(data);
+    if (o->tokenizer[0]) r->tokenizer = tokenizer_open(o->tokenizer);
+    int data_vocab = !text ? SHARD_VOCAB : r->tokenizer.V ? r->tokenizer.V : TEXT_VOCAB;
     if (resumes_same_model(r)) {
         c->model = r->checkpoint.model;
     } else if (model_is_hf(o->model)) {
@@ -136,15 +139,18 @@ static void choose_model(Run *r) {
         c->model = model_parse(o->model);
         if (!c->model.V) model_set_vocab(&c->model, data_vocab);
     }
-    r->text = data[0] ? data_vocab == TEXT_VOCAB : c->model.V == TEXT_VOCAB;
+    r->text = data[0] ? text && !r->tokenizer.V : c->model.V == TEXT_VOCAB;
     if (r->resumed[0]) resume_check_model(&r->checkpoint, &c->model, r->resumed);
     if (r->text && c->model.V != TEXT_VOCAB)
         die_all("--model %s has a vocabulary of %d tokens, %s is text data, read as bytes, a "
                 "vocabulary of %d: %s",
                 o->model, c->model.V, data, TEXT_VOCAB,
                 c->model.V == GPT2_VOCAB
-                    ? "make GPT-2's tokens of the text with dev/tokenize_text.py"
+                    ? "with --tokenizer and GPT-2's tokenizer.bin it is read as GPT-2's tokens"
                     : "expected a model for bytes, or the tokens of this one as shards");
+    if (r->tokenizer.V && r->tokenizer.V != c->model.V)
+        die_all("--tokenizer %s has %d tokens, the model %d: expected the same vocabulary",
+                o->tokenizer, r->tokenizer.V, c->model.V);
 }
 
 // Everything is checked before anything is allocated.
@@ -171,11 +177,18 @@ NORETURN static void die_of_little_data(const Run *r, uint64_t samples_of_step) 
 
 // End-of-text occurs once in a text: samples of it begin on a new line.
 static void encode_prompt(Run *r) {
-    size_t most = strlen(r->o.sample_prompt);
-    r->prompt = (int *)malloc_check(sizeof(int) * (most + 1));
-    r->prompt[0] = r->text ? '\n' : r->tokenizer.eot;
-    r->prompt_tokens =
-        1 + (int)tokenizer_encode(&r->tokenizer, r->o.sample_prompt, r->prompt + 1, most);
+    Tokens prompt = {};
+    tokens_add(&prompt, r->text ? '\n' : r->tokenizer.eot);
+    if (r->o.sample_prompt[0]) bpe_encode_once(&r->tokenizer, r->o.sample_prompt, &prompt);
+    r->prompt = prompt.at;
+    r->prompt_tokens = (int)prompt.n;
+}
+
+static void open_files(Run *r, DataLoader *dl, const char *pattern, bool shuffle) {
+    TextPolicy policy = {&r->tokenizer, r->o.token_folder, r->o.plan == PLAN_NO, !r->o.json};
+    Paths files = tokenize_files(&r->ranks, pattern, &policy);
+    dataloader_open_files(dl, pattern, files, r->config.B, r->config.T, r->config.model.V,
+                          r->o.seed, shuffle);
 }
 
 static void open_data(Run *r) {
@@ -184,27 +197,21 @@ static void open_data(Run *r) {
     uint64_t batches = (uint64_t)r->micro_steps * (uint64_t)r->ranks.world;
     r->steps = o->steps;
     if (o->train[0]) {
-        dataloader_open(&r->train, o->train, c->B, c->T, c->model.V, o->seed, true);
+        open_files(r, &r->train, o->train, true);
         uint64_t epoch = r->train.samples / (batches * (uint64_t)c->B);
         if (r->steps < 0) r->steps = (long)epoch;
         if (r->steps == 0 && o->steps != 0) die_of_little_data(r, batches * (uint64_t)c->B);
     }
-    if (o->val[0]) dataloader_open(&r->val, o->val, c->B, c->T, c->model.V, o->seed, false);
+    if (o->val[0]) open_files(r, &r->val, o->val, false);
     if (o->train[0] && o->val[0] &&
         (r->train.files[0].kind == DATA_TEXT) != (r->val.files[0].kind == DATA_TEXT))
         die_all("--train is %s, --val is %s: expected the same kind of data",
                 data_kind_name(r->train.files[0].kind), data_kind_name(r->val.files[0].kind));
     if (o->train[0]) dataloader_check(&r->train);
     if (o->val[0]) dataloader_check(&r->val);
-    if (o->tokenizer[0])
-        r->tokenizer = tokenizer_open(o->tokenizer);
-    else if (r->text)
-        r->tokenizer = tokenizer_of_bytes();
+    if (r->text) r->tokenizer = tokenizer_of_bytes();
     if (o->sample_every && !r->tokenizer.V)
         die_all("--sample-every: samples of token shards need --tokenizer tokenizer.bin");
-    if (r->tokenizer.V && r->tokenizer.V != c->model.V)
-        die_all("--tokenizer %s has %d tokens, the model %d: expected the same vocabulary",
-                o->tokenizer, r->tokenizer.V, c->model.V);
     if (o->sample_every) encode_prompt(r);
 }
 

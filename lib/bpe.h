@@ -218,3 +218,12 @@ static inline void bpe_encode(BpeWork *w, const void *text, size_t n, Tokens *to
         at = end;
     }
 }
+
+// The tokens of one text, added.
+static inline void bpe_encode_once(const Tokenizer *t, const char *text, Tokens *tokens) {
+    Bpe b = bpe_start(t);
+    BpeWork w = bpe_work_start(&b);
+    bpe_encode(&w, text, strlen(text), tokens);
+    bpe_work_finish(&w);
+    bpe_finish(&b);
+}

@@ -37,7 +37,8 @@ TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256", INPUT,        "gpt2:d6
 GROUP("Data") \
 TEXT  (train,           "i", "", INPUT_FILES,                           "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "", INPUT_FILES,                           "validation data, of the same kind; empty: no validation") \
-TEXT  (tokenizer,       "",  "", INPUT,                                 "tokenizer.bin that decodes samples of token shards") \
+TEXT  (tokenizer,       "",  "", INPUT,                                 "llm.c's tokenizer.bin: texts are read as its tokens, samples written in them; without it texts are bytes") \
+TEXT  (token_folder,    "",  "", NO_PATH,                               "folder in which the tokens of texts are kept and found again; empty: beside each text") \
 FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
 GROUP("Batch") \
 INT   (batch,           "b", "4",   1, 65536,                           "sequences of a micro-batch on each rank (B)") \

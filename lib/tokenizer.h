@@ -1,4 +1,4 @@
-// lib/tokenizer.h: tokens to text. Either bytes (257 tokens: 256 bytes and end-of-text), or llm.c's
+// lib/tokenizer.h: tokens to text (lib/bpe.h: text to tokens). Either bytes (257 tokens: 256 bytes and end-of-text), or llm.c's
 // tokenizer.bin, versions 1 and 2: a header, then per token one length byte and that many bytes.
 #pragma once
 
@@ -97,24 +97,4 @@ static inline void text_print(const char *text, size_t n, FILE *f) {
             fputc('?', f);
         i += length ? length : 1;
     }
-}
-
-// Cuts text into tokens, always the longest that fits; returns how many (at most `room`). Exact for
-// bytes. For a BPE vocabulary it is a valid cut, though not always the one that the merges would
-// make: good enough for a prompt.
-static inline size_t tokenizer_encode(const Tokenizer *t, const char *text, int *tokens,
-                                      size_t room) {
-    size_t length = strlen(text), n = 0;
-    for (size_t at = 0; at < length && n < room;) {
-        size_t best = 0;
-        for (int token = 0; token < t->V; token++) {
-            size_t size = t->start[token + 1] - t->start[token];
-            if (token == t->eot || size <= best || size > length - at) continue;
-            if (memcmp(t->bytes + t->start[token], text + at, size)) continue;
-            best = size, tokens[n] = token;
-        }
-        if (!best) die_all("--sample-prompt: the vocabulary has no token for `%s`", text + at);
-        at += best, n++;
-    }
-    return n;
 }
