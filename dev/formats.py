@@ -1,10 +1,10 @@
 # dev/formats.py: the files that the program shares with llm.c, for the scripts of dev/: model.bin,
-# token shards, tokenizer.bin. Header: 256 little-endian int32. Arrays are numpy.
+# token shards. Header: 256 little-endian int32. Arrays are numpy.
 import glob
 
 import numpy as np
 
-MODEL_MAGIC, SHARD_MAGIC, SHARD32_MAGIC, TOKENIZER_MAGIC = 20240326, 20240520, 20240801, 20240328
+MODEL_MAGIC, SHARD_MAGIC, SHARD32_MAGIC = 20240326, 20240520, 20240801
 DEBUG_MAGIC = 20240327
 TEXT_EOT = 256
 
@@ -115,15 +115,6 @@ def read_samples(pattern, T):
         rows += [tokens[k * T : k * T + T + 1] for k in range((len(tokens) - 1) // T)]
     assert rows, f"{pattern}: no sample of {T + 1} tokens"
     return np.stack(rows)
-
-
-def write_tokenizer(path, texts, eot):
-    """texts: bytes of every token, 1 to 255 each."""
-    with open(path, "wb") as f:
-        f.write(header(TOKENIZER_MAGIC, 2, len(texts), eot))
-        for text in texts:
-            assert 1 <= len(text) <= 255, f"a token of {len(text)} bytes does not fit the format"
-            f.write(bytes([len(text)]) + text)
 
 
 def write_debug_state(path, x, y, logits, loss, grads, config):

@@ -9,7 +9,7 @@ import random
 import numpy as np
 import tiktoken
 
-import formats
+import gpt2_tokenizer
 import tokenize_text
 
 ROOT = "test/reference/tokenizer"
@@ -60,10 +60,10 @@ def counted(array):
 
 
 def main():
-    tokens = tokenize_text.gpt2_tokens()[:SMALL]
+    tokens = gpt2_tokenizer.gpt2_tokens()[:SMALL]
     enc = encoding(tokens)
     os.makedirs(ROOT, exist_ok=True)
-    formats.write_tokenizer(f"{ROOT}/tokenizer.bin", [*tokens, b"<|endoftext|>"], SMALL)
+    gpt2_tokenizer.write_tokenizer(f"{ROOT}/tokenizer.bin", tokens)
     with open(f"{ROOT}/cases.bin", "wb") as f:
         for text in hostile_texts():
             f.write(counted(np.frombuffer(text.encode(), dtype=np.uint8)))

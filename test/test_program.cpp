@@ -64,7 +64,7 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {"--version >/dev/full", "cannot write to stdout"},
         {"--model test/reference/small/model.bin --steps 0 --export-model /dev/full", "a device"},
         {"--model gpt2:L=1,C=8,NH=2,T=16,V=50257 --train test/reference/small/train.txt",
-         "a vocabulary of 257: make GPT-2's tokens of the text with dev/tokenize_text.py"},
+         "with --tokenizer and GPT-2's tokenizer.bin it is read as GPT-2's tokens"},
         {"--model test/reference/tiny/model.bin --train test/reference/small/train.txt",
          "has a vocabulary of 37 tokens, test/reference/small/train.txt is text data, read as"},
     };
@@ -575,6 +575,64 @@ static void runs_at_once_in_one_folder_lose_nothing(void **) {
     if (!strstr(o.out, "\n4\n3\n")) fail_msg("expected 4 models, found: %s%s", o.out, o.err);
 }
 
+// ---- texts with a tokenizer --------------------------------------------------------------------
+
+#define TOKENS                                                                                     \
+    "--tokenizer test/reference/tokenizer/tokenizer.bin --model gpt2:L=1,C=8,NH=2,T=16 --batch 1 " \
+    "--tokens-per-step 96 --steps 2 --val-batches 3 --json "
+
+// The losses of each line of a run.
+static const char *losses_of(const Outcome *o, char *losses, size_t room) {
+    size_t n = 0;
+    for (const char *at = o->out; (at = strstr(at, "loss\":")) != NULL; at++)
+        n += (size_t)snprintf(losses + n, n < room ? room - n : 0, "%.12s ", at + 6);
+    return losses;
+}
+
+static void texts_are_tokenized_once_and_alike_on_any_ranks(void **) {
+    static char first[1024], again[1024];
+    run("cp test/reference/small/train.txt %s/a.txt; cp test/reference/small/val.txt %s/b.txt",
+        folder, folder);
+    static Outcome o;
+    o = run(PROGRAM " " TOKENS "--train '%s/a.txt,%s/b.txt' --val %s/b.txt", folder, folder,
+            folder);
+    if (o.status != 0) fail_msg("%s", o.err);
+    losses_of(&o, first, sizeof first);
+    if (strlen(first) < 3 * 10) fail_msg("expected the losses of 2 steps, found: %s", o.out);
+    o = run("stat -c %%Y-%%i %s/?.txt.tokens-*/*; " PROGRAM " " TOKENS
+            "--train '%s/a.txt,%s/b.txt' --val %s/b.txt --ranks 3 && stat -c %%Y-%%i "
+            "%s/?.txt.tokens-*/*",
+            folder, folder, folder, folder, folder);
+    assert_string_equal(losses_of(&o, again, sizeof again), first);
+    // made by three ranks, in another folder
+    o = run(
+        "mkdir %s/kept; chmod 555 %s/kept; " PROGRAM " " TOKENS
+        "--train '%s/a.txt,%s/b.txt' --val %s/b.txt --ranks 3 --token-folder %s/kept; ls %s/kept",
+        folder, folder, folder, folder, folder, folder, folder);
+    assert_string_equal(losses_of(&o, again, sizeof again), first);
+    if (!strstr(o.out, "a.txt.tokens-") || !strstr(o.out, "b.txt.tokens-"))
+        fail_msg("expected the tokens in the folder, found: %s%s", o.out, o.err);
+}
+
+static void texts_that_cannot_be_tokenized_are_refused(void **) {
+    run("cp test/reference/small/train.txt %s/a.txt; cp test/reference/small/train.txt %s/new.txt",
+        folder, folder);
+    char command[1024];
+    const struct {
+        const char *options, *expected;
+    } cases[] = {
+        {"--train '%s/a.txt,test/reference/tiny/train_000001.bin'", "mixes kinds of data"},
+        {"--train %s/a.txt --model gpt2:L=1,C=8,NH=2,T=16,V=257", "expected the same vocabulary"},
+        {"--train %s/a.txt --token-folder /nowhere", "name a folder for them with --token-folder"},
+        {"--train %s/new.txt --dry-run", "a plan needs its tokens"},
+    };
+    for (auto &c : cases) {
+        int n = snprintf(command, sizeof command, PROGRAM " " TOKENS);
+        snprintf(command + n, sizeof command - (size_t)n, c.options, folder);
+        expect_refusal(command, c.expected);
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(bad_options_and_files_end_in_one_line),
@@ -607,6 +665,8 @@ int main(void) {
         cmocka_unit_test(results_that_are_read_or_written_already_are_refused),
         cmocka_unit_test(results_leave_what_is_there_and_follow_links),
         cmocka_unit_test(runs_at_once_in_one_folder_lose_nothing),
+        cmocka_unit_test(texts_are_tokenized_once_and_alike_on_any_ranks),
+        cmocka_unit_test(texts_that_cannot_be_tokenized_are_refused),
     };
     return run_in_folder(tests);
 }
