@@ -585,7 +585,7 @@ static void runs_at_once_in_one_folder_lose_nothing(void **) {
 static const char *losses_of(const Outcome *o, char *losses, size_t room) {
     size_t n = 0;
     for (const char *at = o->out; (at = strstr(at, "loss\":")) != NULL; at++)
-        n += (size_t)snprintf(losses + n, n < room ? room - n : 0, "%.12s ", at + 6);
+        n += (size_t)snprintf(losses + n, n < room ? room - n : 0, "%.9g ", atof(at + 6));
     return losses;
 }
 
@@ -624,7 +624,7 @@ static void texts_that_cannot_be_tokenized_are_refused(void **) {
         {"--train '%s/a.txt,test/reference/tiny/train_000001.bin'", "mixes kinds of data"},
         {"--train %s/a.txt --model gpt2:L=1,C=8,NH=2,T=16,V=257", "expected the same vocabulary"},
         {"--train %s/a.txt --token-folder /nowhere", "name a folder for them with --token-folder"},
-        {"--train %s/new.txt --dry-run", "a plan needs its tokens"},
+        {"--train %s/new.txt --plan", "a plan needs its tokens"},
     };
     for (auto &c : cases) {
         int n = snprintf(command, sizeof command, PROGRAM " " TOKENS);
