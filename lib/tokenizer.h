@@ -1,5 +1,6 @@
-// lib/tokenizer.h: tokens to text (lib/bpe.h: text to tokens). Either bytes (257 tokens: 256 bytes and end-of-text), or llm.c's
-// tokenizer.bin, versions 1 and 2: a header, then per token one length byte and that many bytes.
+// lib/tokenizer.h: tokens to text; lib/bpe.h has the other way. Either bytes (257 tokens: 256 bytes
+// and end-of-text), or llm.c's tokenizer.bin, versions 1 and 2: a header, then per token one length
+// byte and that many bytes.
 #pragma once
 
 #include "files.h"
