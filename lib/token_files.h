@@ -203,7 +203,7 @@ static inline void token_files_remove(const char *folder) {
     DIR *d = opendir(folder);
     if (!d) return;
     char path[PATH_BYTES];
-    for (struct dirent *e; (e = readdir(d));) {
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
         if (e->d_name[0] == '.') continue;
         path_print(path, "%s/%s", folder, e->d_name);
         unlink(path);
