@@ -461,8 +461,12 @@ NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
     q.more = r->code->buffers(r->gpt), q.own = rows;
     q.steps = r->steps, q.samples = r->train.samples;
     const char *products = choose_products(r);
-    snprintf(code, sizeof code, "%s%s%s", r->code->name, products ? ", products " : "",
-             products ? products : "");
+    bool here = q.cluster.cpu && products;
+    snprintf(code, sizeof code, "%s%s%s",
+             q.cluster.cpu                                ? r->code->name
+             : options_dtypes(&r->o).gather == DTYPE_BF16 ? "bf16 cuda"
+                                                          : "fp32 cuda",
+             here ? ", products " : "", here ? products : "");
     answer(&q, code);
     flush_stdout();
     if (report_failure.text[0]) die_all("%s", report_failure.text);

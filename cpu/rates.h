@@ -6,7 +6,7 @@
 #include "../lib/clock.h"
 #include "../lib/work.h"
 
-enum { RATE_TRIES = 3, RATE_ROWS = 512, RATE_CHANNELS = 768, RATE_COPY = 4 << 20 };
+enum { RATE_TRIES = 3, RATE_MS = 30, RATE_ROWS = 512, RATE_CHANNELS = 768, RATE_COPY = 4 << 20 };
 
 // What the ops are tried on. Arrays are as large as the largest of their uses.
 typedef struct {
@@ -117,20 +117,24 @@ static Probe probe_make(const OpsDims *dims) {
     return p;
 }
 
-// seconds (WORK_KINDS): of a unit, the best of some tries after a first one.
+// Seconds of a unit: of the fastest of some tries after a first one, as others may use the machine.
+static double probe_rate(const Probe *p, WorkKind kind) {
+    double best = INFINITY, began = clock_ms();
+    for (int i = 0; i <= RATE_TRIES || clock_ms() - began < RATE_MS; i++) {
+        double before = clock_ms(), units = probe_run(p, kind);
+        if (units == 0) return 0;
+        if (i > 0) best = fmin(best, 1e-3 * (clock_ms() - before) / units);
+    }
+    return best;
+}
+
+// seconds (WORK_KINDS): of a unit of each.
 static void measure_rates(const OpsDims *dims, double *seconds) {
     Probe p = probe_make(dims);
     const size_t room_bytes = ops_workspace_bytes(&p.d);
     void *room = probe_array(room_bytes, 1);
     ops_init(&p.d, room, room_bytes, NULL);
-    for (int kind = 0; kind < WORK_KINDS; kind++) {
-        seconds[kind] = 0;
-        for (int i = 0; i <= RATE_TRIES; i++) {
-            double began = clock_ms(), units = probe_run(&p, (WorkKind)kind),
-                   took = 1e-3 * (clock_ms() - began) / units;
-            if (units > 0 && i > 0 && (i == 1 || took < seconds[kind])) seconds[kind] = took;
-        }
-    }
+    for (int kind = 0; kind < WORK_KINDS; kind++) seconds[kind] = probe_rate(&p, (WorkKind)kind);
     ops_destroy();
     void *arrays[] = {p.a, p.b, p.c, p.w, p.grad, p.vector, p.flat, p.tokens, room};
     for (void *x : arrays) free(x);

@@ -102,7 +102,7 @@ REAL  (network,         "",  "0",   0, 1e6,                             "Gbit/s 
 TEXT  (cluster,         "",  "", INPUT,                                       "file with lines `name = value` of your own machines, see doc/scaling.md") \
 SIZE  (tokens,          "",  "0",   0, 1e15,                            "tokens that the planned run trains on; 0: those of --steps, else 20 a parameter") \
 REAL  (price,           "",  "0",   0, 1e6,                             "of a GPU for an hour, for the costs") \
-REAL  (failures,        "",  "4.7e-4", 0, 24,                           "unexpected failures of a GPU in a day, with all that belongs to it") \
+REAL  (failures,        "",  "4.7e-4", 0, 24,                           "unexpected failures in a day for each GPU, as in the training of Llama 3 405B") \
 REAL  (write_speed,     "",  "2",   0.001, 1e6,                         "GB/s at which a node writes checkpoints") \
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \

@@ -95,6 +95,7 @@ static inline double work_seconds(const Cluster *c, const Work *w, int ranks) {
     if (c->cpu) return w->units * c->seconds[w->kind] * ranks;
     bool fp32 = w->product.operand_bytes == 4;
     Gpu g = fp32 ? gpu_in_fp32(&c->gpu) : c->gpu;
+    g.product_reached *= g.sustained;
     if (w->kind <= WORK_WEIGHT) return product_seconds(&g, &w->product);
     if (w->kind <= WORK_ATTENTION_BACKWARD)
         return attention_seconds(&g, w->kind, w->units) + w->launches * g.launch;
@@ -171,6 +172,7 @@ static const struct {
     {"dram-reached", offsetof(Cluster, gpu.dram_reached), 1},
     {"tensor", offsetof(Cluster, gpu.tensor), 1e12},  // Tflop/s
     {"product-reached", offsetof(Cluster, gpu.product_reached), 1},
+    {"sustained", offsetof(Cluster, gpu.sustained), 1},
     {"link", offsetof(Cluster, gpu.link), 1e9},  // GB/s that a ring reaches, each way
     {"network", offsetof(Cluster, network), 1e9 / 8 * NETWORK_REACHED},  // Gbit/s
     {"watts", offsetof(Cluster, gpu.watts), 1},

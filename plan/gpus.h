@@ -29,6 +29,7 @@ typedef struct {
     double network;       // bits a second of a node, all its adapters, as it is sold
     int channels;         // multiprocessors that a collective takes
     double watts;         // of a GPU, limit
+    double sustained;     // share of a product's rate that is left after hours, with real data
 } Gpu;
 
 // The same on all of them.
@@ -61,32 +62,36 @@ typedef struct {
 //                                PCIe: an adapter of 100 Gbit/s for each pair
 //   channels                     NCCL's: 2 for each link of NVSwitch up to 24 on A100, 16 on Hopper
 //                                (NCCL_MAX_CTAS, CTA policy); 4 on PCIe
+//   sustained                    cuBLASLt with random data after 10,000 products: 254 Tflop/s at
+//                                8192^3 on A100, 0.652 of the FP8 peak on H100, 0.657 on H200, of
+//                                278 and 0.768 short ones (Azure/AI-benchmarking-guide); He 2024
+//                                has 257 of 295 on A100. B200, L40S as Hopper, a guess
 // clang-format off
 static const Gpu gpu_table[] = {
 //   name, device, arch  SMs   clock    memory    DRAM    reached L2      tensor   product mma
 //          fp32 DRAM    L2      L1     launch shared     reserved
-//          NVLink link    network channels watts
+//          NVLink link    network channels watts sustained
     {"a100-40gb", "A100-SXM4-40GB", 80, 108, 1.41e9,  42.3e9, 1555e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
             64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
-            true,  235e9, 1600e9, 24,  400},
+            true,  235e9, 1600e9, 24,  400, 0.91},
     {"a100-80gb", "A100", 80, 108, 1.41e9,  85.0e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
             64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
-            true,  235e9, 1600e9, 24,  400},
+            true,  235e9, 1600e9, 24,  400, 0.91},
     {"h100-sxm", "H100", 90, 132, 1.83e9,  85.0e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
            128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
-            true,  370e9, 3200e9, 16,  700},
+            true,  370e9, 3200e9, 16,  700, 0.85},
     {"h200", "H200", 90, 132, 1.83e9, 150.1e9, 4800e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
            128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
-            true,  370e9, 3200e9, 16,  700},
+            true,  370e9, 3200e9, 16,  700, 0.85},
     {"b200", "B200", 100, 148, 1.85e9, 191.5e9, 8000e9,  0.90, 9.0e12,  2250e12,  0.75, 0.31,
            128, 650e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
-            true,  740e9, 3200e9, 16, 1000},
+            true,  740e9, 3200e9, 16, 1000, 0.85},
     {"l40s", "L40S", 89, 142, 2.52e9,  47.7e9,  864e9,  0.90, 5.5e12,   362e12,  0.80, 1.00,
            128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
-            false,  22e9,  400e9,  4,  350},
+            false,  22e9,  400e9,  4,  350, 0.85},
     {"rtx-4090", "RTX 4090", 89, 128, 2.52e9,  25.4e9, 1008e9,  0.90, 5.0e12,   165e12,  0.95, 1.00,
            128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
-            false,  22e9,  400e9,  4,  450},
+            false,  22e9,  400e9,  4,  450, 0.90},
 };
 // clang-format on
 

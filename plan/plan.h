@@ -148,19 +148,24 @@ static inline const char *plan_bound(const Plan *p, const Question *q) {
 
 // ---- failures: Young 1974, Daly 2006 -----------------------------------------------------------
 
-// Unexpected interruptions of Llama 3 405B: 419 in 54 days on 16,384 GPUs (arXiv 2407.21783, table
-// 5); OPT-175B had about three times as many (arXiv 2205.01068).
 typedef struct {
     double bytes;             // of a checkpoint
     double writing;           // seconds until it is on the disk, in the background
     double blocking;          // seconds that the training stands still for the copy
-    double between_failures;  // hours
+    double between_failures;  // seconds
     double minutes;           // between checkpoints
     double lost;              // share of the time
 } PlanFailures;
 
 #define COPY_TO_HOST 20e9     // bytes a second: PCIe 4.0 to pinned memory
 #define RESTART_SECONDS 600.  // until the step after a failure: the queue, the start, the load
+
+// Share of the time that is lost with so many seconds between checkpoints: their copies, and in a
+// failure half a period, the time until the last one was written, and the start.
+static inline double plan_lost(const PlanFailures *x, double period) {
+    double in_failure = period / 2 + x->writing + RESTART_SECONDS;
+    return fmin(1, x->blocking / period + in_failure / x->between_failures);
+}
 
 static inline PlanFailures plan_failures(const Plan *p, const Question *q) {
     const Options *o = q->options;
@@ -172,11 +177,9 @@ static inline PlanFailures plan_failures(const Plan *p, const Question *q) {
     x.bytes = (p->bytes_per_parameter - grad) * (double)p->parameters;
     x.writing = x.bytes / (1e9 * (double)o->write_speed * writers);
     x.blocking = x.bytes / f->K / COPY_TO_HOST;
-    double seconds = 86400 / (fmax(1e-12, (double)o->failures) * f->world);
-    x.between_failures = seconds / 3600;
-    double period = fmax(sqrt(2 * x.blocking * seconds), x.writing);
-    x.minutes = fmax(1, period / 60);
-    period = 60 * x.minutes;
-    x.lost = fmin(1, x.blocking / period + (period / 2 + x.writing + RESTART_SECONDS) / seconds);
+    x.between_failures = 86400 / (fmax(1e-12, (double)o->failures) * f->world);
+    double best = fmax(sqrt(2 * x.blocking * x.between_failures), x.writing);
+    x.minutes = fmax(1, ceil(best / 60));
+    x.lost = plan_lost(&x, 60 * x.minutes);
     return x;
 }

@@ -119,7 +119,7 @@ static inline void print_run(const Answer *a) {
     printf(", %.1f MWh at %.0f W a GPU\n", hours * world * a->q->cluster.gpu.watts * 1e-6,
            a->q->cluster.gpu.watts);
     printf("  a failure every %.1f hours; a checkpoint of %.1f GB is written in %.0f s:\n",
-           f->between_failures, f->bytes * 1e-9, f->writing);
+           f->between_failures / 3600, f->bytes * 1e-9, f->writing);
     printf("  best --checkpoint-minutes %.0f; %.1f %% of the time is lost, %.1f hours\n",
            f->minutes, 100 * f->lost, f->lost * hours);
 }
@@ -267,7 +267,7 @@ static inline json_t *json_run(const Answer *a) {
                      "days", a->run_seconds / 86400, "gpu_hours", gpu_hours, "cost",
                      gpu_hours * c->price, "mwh", gpu_hours * c->gpu.watts * 1e-6, "checkpoints",
                      "bytes", f->bytes, "seconds", f->writing, "minutes", f->minutes,
-                     "hours_between_failures", f->between_failures, "lost", f->lost);
+                     "hours_between_failures", f->between_failures / 3600, "lost", f->lost);
 }
 
 static inline void print_json(const Answer *a, const char *code) {

@@ -321,6 +321,92 @@ static void a_host_that_is_late_leaves_the_device_idle(void **) {
     assert_true(fabs(s.times.idle - 11) < 1e-9);
 }
 
+// ---- communicators and collectives -------------------------------------------------------------
+
+// The world's is always there; with one rank in it a communicator costs nothing.
+static void only_the_communicators_that_a_strategy_uses_are_made(void **) {
+    static const struct {
+        const char *options;
+        int world, comms;
+    } strategies[] = {{"", 8, 2},
+                      {"--reduce fast", 8, 3},
+                      {"--shard grads --reduce fast", 8, 3},
+                      {"--shard none", 8, 1},
+                      {"--shard none --reduce fast", 8, 2},
+                      {"--shard hybrid:4", 8, 2},
+                      {"--shard hybrid:4 --reduce fast", 8, 4},
+                      {"--shard hybrid:2 --reduce fast", 4, 4},
+                      {"", 1, 0}};
+    for (auto &s : strategies) {
+        Case c = {"", s.options, s.world};
+        Options o = options_of(&c, 2);
+        Cluster gpus = cluster_of_gpu(gpu_named("h100-sxm"));
+        Question q = question_of(&c, &o, &gpus);
+        Plan p;
+        Conflict why;
+        if (!plan_make(&p, &q, &o, c.world, &why)) fail_msg("%s: %s", s.options, why.text);
+        if (p.memory.ncomms != s.comms)
+            fail_msg("%s on %d ranks: expected %d communicators, found %d", s.options, s.world,
+                     s.comms, p.memory.ncomms);
+    }
+}
+
+// Two groups of two: neighbours talk within a node of two, replicas between nodes.
+static void neighbours_use_the_links_and_replicas_the_network(void **) {
+    Case c = {"", "--shard hybrid:2 --reduce fast", 4};
+    Options o = options_of(&c, 1);
+    Cluster gpus = cluster_of_gpu(gpu_named("a100-80gb"));
+    gpus.per_node = 2;
+    Question q = question_of(&c, &o, &gpus);
+    Plan p;
+    Conflict why;
+    assert_true(plan_make(&p, &q, &o, c.world, &why));
+    const PlanComm *comms = plan_device.comms;  // world, gather, reduce, replicas
+    const int nodes[] = {2, 1, 1, 2}, ranks[] = {4, 2, 2, 2}, sharing[] = {1, 1, 1, 2};
+    assert_int_equal(plan_device.ncomms, 4);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(comms[i].group.nodes, nodes[i]);
+        assert_int_equal(comms[i].group.ranks, ranks[i]);
+        assert_int_equal(comms[i].group.sharing, sharing[i]);
+    }
+}
+
+// A large all-gather takes its bytes over the slowest link; a small one a latency a step.
+static void collectives_take_bandwidth_or_latency(void **) {
+    Cluster c = cluster_of_gpu(gpu_named("a100-80gb"));
+    Group node = group_of(&c, 8, true, 64), all = group_of(&c, 64, true, 64);
+    double bytes = 8e9, link = 7. / 8 * bytes / 235e9, network = 63. / 64 * bytes / 180e9;
+    assert_true(fabs(collective_seconds(&c, GATHER, &node, bytes) / link - 1) < 0.01);
+    assert_true(fabs(collective_seconds(&c, GATHER, &all, bytes) / network - 1) < 0.02);
+    assert_true(fabs(collective_seconds(&c, ALL_REDUCE, &node, bytes) / link - 2) < 0.02);
+    double small = collective_seconds(&c, GATHER, &all, 1024);
+    double expected = 1e-6 * (3.6 + 56 * 0.47 + 7 * 2.7);  // NCCL's LL
+    if (!(fabs(small - expected) < 1e-6))
+        fail_msg("1 KB to 64 ranks: expected %.1f us, found %.1f", 1e6 * expected, 1e6 * small);
+}
+
+static void checkpoints_come_as_often_as_loses_least(void **) {
+    for (double failures : {1e-4, 1e-3, 1e-1}) {
+        Case c = {"", "--reduce fast", 8};
+        Options o = options_of(&c, 1);
+        o.failures = (float)failures;
+        Cluster gpus = cluster_of_gpu(gpu_named("a100-80gb"));
+        Question q = question_of(&c, &o, &gpus);
+        q.model = model_parse("gpt3:c12288");
+        model_set_vocab(&q.model, 50257);
+        o.seq = 8;
+        Plan p;
+        Conflict why;
+        assert_true(plan_make(&p, &q, &o, c.world, &why));
+        PlanFailures x = plan_failures(&p, &q);
+        double period = 60 * x.minutes;
+        assert_true(fabs(x.bytes / 12 / (double)p.parameters - 1) < 1e-9);
+        assert_true(period >= x.writing);
+        assert_true(plan_lost(&x, 2 * period) > x.lost);
+        assert_true(period < x.writing + 60 || plan_lost(&x, period / 2) > x.lost);
+    }
+}
+
 // ---- published models --------------------------------------------------------------------------
 
 static double number_in(const char *text, const char *key) {
@@ -518,6 +604,10 @@ int main(void) {
         cmocka_unit_test(work_of_one_stream_waits_for_anothers_event),
         cmocka_unit_test(collectives_share_links_and_slow_kernels_down),
         cmocka_unit_test(a_host_that_is_late_leaves_the_device_idle),
+        cmocka_unit_test(only_the_communicators_that_a_strategy_uses_are_made),
+        cmocka_unit_test(neighbours_use_the_links_and_replicas_the_network),
+        cmocka_unit_test(collectives_take_bandwidth_or_latency),
+        cmocka_unit_test(checkpoints_come_as_often_as_loses_least),
         cmocka_unit_test(state_of_175B_is_what_arithmetic_says),
         cmocka_unit_test(traffic_of_175B_is_what_arithmetic_says),
         cmocka_unit_test(best_finds_a_configuration_of_175B_that_fits_80_GB_with_room),
