@@ -422,6 +422,8 @@ static Cluster cluster_here(const Run *r) {
 static bool plans_for_gpus(const Options *o) {
     return o->gpu[0] || o->cluster[0];
 }
+
+#define PROCESS_BYTES ((double)(HOST_PROCESS_BYTES + HOST_COLLECTIVES_BYTES))
 #else
 static Cluster cluster_here(const Run *) {
     return (Cluster){};
@@ -430,6 +432,8 @@ static Cluster cluster_here(const Run *) {
 static bool plans_for_gpus(const Options *) {
     return true;
 }
+
+#define PROCESS_BYTES 0.0
 #endif
 
 // The machines that the options name, else those that are here.
@@ -458,6 +462,7 @@ NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
     q.usable = q.cluster.cpu
                    ? fmin(machine->available, machine->memory.amount) / r->ranks.local_world
                    : q.cluster.gpu.memory;
+    q.process = q.cluster.cpu ? PROCESS_BYTES : 0;
     q.more = r->code->buffers(r->gpt), q.own = rows;
     q.steps = r->steps, q.samples = r->train.samples;
     const char *products = choose_products(r);
@@ -498,7 +503,8 @@ static void start(Run *r, int argc, char **argv) {
     const int rows = r->code->buffers(r->gpt)->count;
     begin_state(r);
     if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);
-    if (plan) answer_plan(r, &machine, rows);
+    if (plan && r->ranks.rank == 0) answer_plan(r, &machine, rows);
+    if (plan) exit(0);  // under mpirun one rank answers
     if (r->ranks.rank == 0 && !r->o.json) print_start(r), print_resume(r);
     check_agreement(r);
     check_memory(r);

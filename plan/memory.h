@@ -18,7 +18,7 @@ typedef struct {
     MemoryRow rows[MEMORY_ROWS];
     int nrows;
     double buffers, host;                   // bytes of the device's rows and of the host's
-    double rounding, context, blas, comms;  // others'; comms: NCCL's
+    double rounding, context, blas, comms;  // others'; on CPUs context is all of the process's
     int ncomms;
     double used, usable;  // of a rank's device
 } Memory;

@@ -13,6 +13,7 @@ typedef struct {
     Cluster cluster;
     const GptCode *real;  // on CPUs: the code that will run, for the room that its ops need
     double usable;        // bytes of a rank's memory
+    double process;       // on CPUs: bytes of a rank beside its buffers
     const Buffers *more;  // a table with other rooms' rows behind the `own` ones of the model
     int own;
     long steps;      // of the run; -1: not known
@@ -76,6 +77,7 @@ static inline void plan_memory(Plan *p, const Question *q) {
 static inline void plan_verdict(Plan *p, const Question *q) {
     Memory *m = &p->memory;
     memory_of_others(m, &q->cluster, &plan_device);
+    m->context += q->process;
     m->used =
         m->buffers + (q->cluster.cpu ? m->host : 0) + m->rounding + m->context + m->blas + m->comms;
     m->usable = q->usable;

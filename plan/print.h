@@ -40,7 +40,7 @@ static inline void print_row(const char *owner, const char *name, int count, dou
     printf("  %-12s %-34s %7s %9.3f %6.1f %%\n", owner, name, times, bytes / GIB, 100 * bytes / of);
 }
 
-static inline void print_memory(const Plan *p) {
+static inline void print_memory(const Plan *p, bool cpu) {
     const Memory *m = &p->memory;
     printf("\nmemory of a rank%49s %8s\n", "GiB", "share");
     int small = 0;
@@ -53,7 +53,8 @@ static inline void print_memory(const Plan *p) {
         small += shown ? 0 : row->count, small_bytes += shown ? 0 : row->bytes;
     }
     if (small) print_row("", "smaller ones", small, small_bytes, m->used);
-    if (m->context > 0) {
+    if (cpu) print_row("others", "the process, collectives", 0, m->context, m->used);
+    if (!cpu) {
         char comms[40];
         snprintf(comms, sizeof comms, "NCCL, %d communicator%s", m->ncomms,
                  m->ncomms == 1 ? "" : "s");
@@ -96,9 +97,10 @@ static inline void print_time(const Answer *a) {
     if (s->allreduced > 1e6) print_bytes(",", s->allreduced), printf(" all-reduced");
     printf("\n  %.0f %% of the communication is hidden; the step is bound by %s\n",
            100 * plan_hidden(p), plan_bound(p, a->q));
-    if (p->config.fsdp.world > 1 && a->hides)
+    bool beside = p->config.fsdp.world > 1 && !a->q->cluster.cpu;
+    if (beside && a->hides)
         printf("  communication hides from --batch %d on\n", a->hides);
-    else if (p->config.fsdp.world > 1)
+    else if (beside)
         printf("  communication does not hide up to --batch 256\n");
     printf("  %.0f tokens/s", p->tokens / s->seconds);
     if (p->peak > 0)
@@ -207,7 +209,7 @@ static inline void print_head(const Answer *a, const char *code) {
 
 static inline void print_answer(const Answer *a, const char *code) {
     print_head(a, code);
-    print_memory(&a->plan);
+    print_memory(&a->plan, a->q->cluster.cpu);
     print_time(a);
     print_run(a);
     print_changes(a);
@@ -306,7 +308,7 @@ static inline void answer(const Question *q, const char *code) {
     a.changes = changes_room(), a.best = changes_room();
     if (!a.plan.fits) changes_that_fit(&a.changes, q, &a.plan), changes_plan(&a.changes, q);
     if (o->plan == PLAN_BEST) best_plans(&a.best, q, &a.plan), changes_plan(&a.best, q);
-    if (q->place.world > 1) a.hides = batch_that_hides(q, &a.plan);
+    if (q->place.world > 1 && !q->cluster.cpu) a.hides = batch_that_hides(q, &a.plan);
     answer_run(&a);
     if (o->json)
         print_json(&a, code);

@@ -572,6 +572,15 @@ static void a_plan_is_readable_in_80_columns(void **) {
     }
 }
 
+static void under_mpirun_one_rank_answers(void **) {
+    for (int rank = 0; rank < 2; rank++) {
+        Outcome o = run("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=%d " PROGRAM " --plan", rank);
+        if (o.status != 0 || (lines_of(o.out) > 0) != (rank == 0) ||
+            (rank == 0 && !strstr(o.out, "2 ranks")))
+            fail_msg("rank %d of 2: %s%s", rank, o.out, o.err);
+    }
+}
+
 // Needs neither the ranks nor the memory nor a second, and says the same to people and programs.
 static void text_and_json_say_the_same(void **) {
     static Outcome text, json;
@@ -615,6 +624,7 @@ int main(void) {
         cmocka_unit_test(nonsensical_plans_end_in_one_line),
         cmocka_unit_test(clusters_of_ones_own_are_read_and_checked),
         cmocka_unit_test(a_plan_is_readable_in_80_columns),
+        cmocka_unit_test(under_mpirun_one_rank_answers),
         cmocka_unit_test(text_and_json_say_the_same),
     };
     return run_in_folder(tests);
