@@ -11,18 +11,17 @@ typedef struct {
     WorkKind kind;
     double units;
     double counted_flops;  // as for utilisation: attention's causal half, backward twice forward
-    ProductWork product;   // of products
+    ProductWork product;   // of products; of attention the operands' bytes
     int launches;
 } Work;
 
-typedef enum { GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL, COLLECTIVES } CollectiveKind;
+typedef enum { GATHER, REDUCE_SCATTER, ALL_REDUCE, ALL_TO_ALL } CollectiveKind;
 
 typedef struct {
     char name[64];
     bool cpu;
     Gpu gpu;
     double seconds[WORK_KINDS];                      // of a unit, on this CPU with all its cores
-    double cores;                                    // of this CPU's node
     int per_node;                                    // ranks
     double network;                                  // bytes a second of a node, reached
     double price;                                    // of a GPU-hour

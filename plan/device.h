@@ -188,7 +188,7 @@ static inline ncclComm_t plan_comm(int ranks, bool neighbours) {
     PlanDevice *d = &plan_device;
     if (d->ncomms == PLAN_COMMS) die("plan: expected at most %d communicators", PLAN_COMMS);
     PlanComm *c = &d->comms[d->ncomms++];
-    *c = (PlanComm){group_of(&d->cluster, ranks, neighbours, d->world), false, 0};
+    *c = (PlanComm){group_of(&d->cluster, ranks, neighbours, d->world), false};
     return c;
 }
 
@@ -217,11 +217,9 @@ static inline ncclResult_t plan_collective(CollectiveKind kind, PlanComm *comm, 
                                            double received, cudaStream_t stream) {
     PlanDevice *d = &plan_device;
     const Cluster *c = &d->cluster;
-    comm->uses++;
     comm->peers = comm->peers || kind == ALL_TO_ALL;
     double seconds = c->cpu ? cpu_collective_seconds(c, received, plan_ranks_of_node())
                             : collective_seconds(c, kind, &comm->group, bytes);
-    d->collective[kind] += seconds;
     sim_work(&d->sim, stream->index, SIM_COLLECTIVE, seconds, c->host_collective);
     return ncclSuccess;
 }

@@ -109,6 +109,7 @@ static void plan_attention(WorkKind kind, int products, int counted, int B, int 
     Work w = {};
     w.kind = kind;
     w.units = products * (double)B * T * (T + 64.0) * C;
+    w.product.operand_bytes = (int)sizeof(floatX);
     w.counted_flops = counted * (double)B * T * T * C;
     w.launches = kind == WORK_ATTENTION ? 1 : 2;
     plan_work(s, &w);

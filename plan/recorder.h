@@ -7,7 +7,6 @@
 typedef struct PlanComm {
     Group group;
     bool peers;  // ranks send to each other one by one
-    long uses;
 } PlanComm;
 
 enum { PLAN_COMMS = 8 };
@@ -23,8 +22,7 @@ typedef struct {
     size_t allocated;         // bytes of device memory
     double flops;             // as utilisation counts them
     double work[WORK_KINDS];  // seconds alone
-    double collective[COLLECTIVES];
-    double exchanged;  // bytes of the group of sends under way
+    double exchanged;         // bytes of the group of sends under way
     PlanComm *exchanging;
 } PlanDevice;
 ONE_OBJECT PlanDevice plan_device;

@@ -14,8 +14,8 @@ extern const GptCode gpt_plan_fp32, gpt_plan_bf16;
 typedef struct {
     double seconds;
     SimTimes times;
-    double flops;  // that utilisation counts, those computed again among them
-    double work[WORK_KINDS], collective[COLLECTIVES];   // seconds alone
+    double flops;             // that utilisation counts, those computed again among them
+    double work[WORK_KINDS];  // seconds alone
     double gathered, reduced, allreduced, collectives;  // bytes received, and calls
 } PlanStep;
 
@@ -61,14 +61,12 @@ static inline PlanStep simulate_step(const GptCode *code, const Cluster *cluster
     d->sim.times = (SimTimes){};
     d->flops = 0;
     memset(d->work, 0, sizeof d->work);
-    memset(d->collective, 0, sizeof d->collective);
     if (trace) code->trace_start(g, (int64_t)(1e9 * began));
     run_step(code, g, micro_steps, 1, &counters);
     s.seconds = d->sim.host - began;
     s.times = d->sim.times;
     s.flops = d->flops;
     memcpy(s.work, d->work, sizeof s.work);
-    memcpy(s.collective, d->collective, sizeof s.collective);
     s.gathered = counters.gathered_bytes, s.reduced = counters.reduced_bytes;
     s.allreduced = counters.allreduced_bytes, s.collectives = (double)counters.collectives;
     if (trace) code->trace_stop(g, trace);

@@ -407,6 +407,27 @@ static void checkpoints_come_as_often_as_loses_least(void **) {
     }
 }
 
+// Attention in fp32 has no tensor cores.
+static void fp32_is_slower_than_bf16_in_products_and_attention(void **) {
+    double seconds[2][WORK_KINDS];
+    for (int bf16 = 0; bf16 < 2; bf16++) {
+        GptConfig c = {};
+        Conflict why;
+        Options o;
+        options_default(&o);
+        ModelConfig m = model_parse("gpt2:d12");
+        model_set_vocab(&m, 50257);
+        assert_true(settle(&c, &o, &m, (Place){0, 1, 1}, &why));
+        Cluster cluster = cluster_of_gpu(gpu_named("a100-80gb"));
+        PlanStep s = plan_step(&cluster, &c, bf16, 0);
+        memcpy(seconds[bf16], s.work, sizeof s.work);
+    }
+    for (int i = 0; i <= WORK_ATTENTION_BACKWARD; i++)
+        if (!(seconds[0][i] > 5 * seconds[1][i]))
+            fail_msg("%s: fp32 %.2f ms, bf16 %.2f ms: expected at least five times as long",
+                     work_names[i], 1e3 * seconds[0][i], 1e3 * seconds[1][i]);
+}
+
 // ---- published models --------------------------------------------------------------------------
 
 static double number_in(const char *text, const char *key) {
@@ -616,6 +637,7 @@ int main(void) {
         cmocka_unit_test(only_the_communicators_that_a_strategy_uses_are_made),
         cmocka_unit_test(neighbours_use_the_links_and_replicas_the_network),
         cmocka_unit_test(collectives_take_bandwidth_or_latency),
+        cmocka_unit_test(fp32_is_slower_than_bf16_in_products_and_attention),
         cmocka_unit_test(checkpoints_come_as_often_as_loses_least),
         cmocka_unit_test(state_of_175B_is_what_arithmetic_says),
         cmocka_unit_test(traffic_of_175B_is_what_arithmetic_says),
