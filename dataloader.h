@@ -77,13 +77,18 @@ static inline size_t data_token_bytes(DataKind kind) {
     return kind == DATA_TEXT ? 1 : kind == DATA_UINT16 ? 2 : 4;
 }
 
+static inline bool data_is_named_bin(const char *path) {
+    size_t length = strlen(path);
+    return length > 4 && !strcmp(path + length - 4, ".bin");
+}
+
 // A file without a shard's header: text, or it ends the run with what it looks like.
 static inline void data_check_text(int fd, uint64_t bytes, const char *path) {
     unsigned char head[FOREIGN_BYTES];
-    size_t length = strlen(path), n = bytes < sizeof head ? (size_t)bytes : sizeof head;
-    bool is_bin = length > 4 && !strcmp(path + length - 4, ".bin");
+    size_t n = bytes < sizeof head ? (size_t)bytes : sizeof head;
+    bool is_bin = data_is_named_bin(path);
     read_exact(fd, head, n, 0, path);
-    const char *kind = n ? foreign_kind(head, n) : is_bin ? "an empty file" : NULL;
+    const char *kind = foreign_kind(head, n);
     if (!kind && is_bin) kind = "text; give it a name that does not end in .bin";
     if (kind) die_all("%s: expected %s, found %s", path, is_bin ? "a token shard" : "text", kind);
 }
@@ -96,8 +101,12 @@ static inline DataFile data_file_open(const char *path) {
     uint32_t header[3] = {0, 0, 0};
     if (bytes >= sizeof header) read_exact(fd, header, sizeof header, 0, path);
     const bool is_shard = header[0] == SHARD_MAGIC || header[0] == SHARD32_MAGIC;
-    if (!is_shard) data_check_text(fd, bytes, path);
+    if (!is_shard && bytes) data_check_text(fd, bytes, path);
     close(fd);
+    if (!bytes && data_is_named_bin(path)) {  // a shard without a token
+        file.kind = DATA_UINT16;
+        return file;
+    }
     if (!is_shard) {
         file.tokens = bytes + 1;
         return file;
@@ -134,7 +143,7 @@ static inline void dataloader_open_files(DataLoader *dl, const char *pattern, Pa
     for (int i = 0; i < dl->file_count; i++) {
         DataFile *file = &dl->files[i];
         *file = data_file_open(found.names[i]);
-        if (file->kind != dl->files[0].kind)
+        if (file->tokens && file->kind != dl->files[0].kind)
             die_all("%s mixes kinds of data: %s is %s, %s is %s", pattern, dl->files[0].path,
                     data_kind_name(dl->files[0].kind), file->path, data_kind_name(file->kind));
         file->first_sample = dl->samples;

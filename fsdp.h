@@ -10,10 +10,13 @@
 //   release(u)   the compute stream has no more use for it
 //   reduce(u)    reduce-scatters the unit's gradient and adds the own slice to the gradient shard
 //
-// K = world is ZeRO-3. The other strategies are settings of the same machine (Fsdp.K,
-// .resident, .local). With --reduce ordered every gradient is added in the order of the
-// global micro-batches, so that results do not depend on the number of ranks: micro-batch m
-// of a step is computed by rank m % world.
+// They are fsdp_wait, fsdp_release and fsdp_reduce; nobody calls gather: fsdp_schedule says which
+// units will be waited for, and prefetch gathers them ahead.
+//
+// K = world is ZeRO-3. The other strategies are settings of the same machine (FsdpConfig.K,
+// .resident, .local). With --reduce ordered every gradient is added in the order of the global
+// micro-batches, so that results do not depend on the number of ranks: micro-batch m of a step is
+// computed by rank m % world.
 // This file knows units, not transformers. Rajbhandari et al. 2020 (ZeRO), Zhao et al. 2023 (FSDP).
 #pragma once
 

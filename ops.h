@@ -1,5 +1,6 @@
 // ops.h: what every op computes, for both devices. cpu/NAME.h is the plain C form, kernels/NAME.cuh
-// the CUDA form; both define the static functions declared here with these very signatures.
+// the CUDA form; both define the static functions declared here with these very signatures. A third
+// form, in plan/ops.h, only counts the work, for --plan.
 //
 // Contract of all ops
 //   - Row-major, contiguous. floatX is fp32 or bf16 (device.h); sums are taken in fp32 or wider.

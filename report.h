@@ -10,8 +10,7 @@
 #include "ranks.h"
 
 // A result that cannot be printed ends the run: a full disk behind stdout must not pass for
-// success.
-// The training loop looks here, and saves first.
+// success. The training loop looks here, and saves first.
 static Failure report_failure;
 
 static void flush_stdout(void) {

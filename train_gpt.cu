@@ -117,6 +117,14 @@ static bool resumes_same_model(const Run *r) {
     return before && !strcmp(before, r->o.model);
 }
 
+// Options that a run would have no use for.
+static void check_purpose(const Options *o) {
+    if ((o->checkpoint_every || o->checkpoint_minutes) && !o->out[0])
+        die_all("--checkpoint-every and --checkpoint-minutes: checkpoints lie in the folder of "
+                "--out, which is not given");
+    if (o->trace[0] && o->steps == 0) die_all("--trace: with --steps 0 there is no step to trace");
+}
+
 static void choose_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
@@ -453,6 +461,7 @@ static Cluster choose_cluster(const Run *r) {
 
 // rows: of the table, before other rooms added theirs.
 NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
+    if (r->ranks.rank != 0) exit(0);  // under mpirun too, one answers
     Question q = {};
     char code[128];
     q.options = &r->o, q.model = r->config.model;
@@ -495,6 +504,7 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
+    if (!plan) check_purpose(&r->o);
     choose_model(r);
     settle_run(r);
     open_data(r);
@@ -790,13 +800,13 @@ static void measure_step(Run *r, long step, double lr, double ms, const GptStep 
     if (shown) report_step(r->o.json, &x, r->ms_mean * (double)(r->steps - step - 1));
 }
 
-// Rank 0 writes FILE, rank i FILE.i.
+// Rank 0 writes FILE, rank i FILE.rank-i.
 static void write_trace(Run *r) {
     char path[4096];
     if (r->ranks.rank == 0)
         snprintf(path, sizeof path, "%s", r->o.trace);
     else
-        snprintf(path, sizeof path, "%s.%d", r->o.trace, r->ranks.rank);
+        snprintf(path, sizeof path, "%s.rank-%d", r->o.trace, r->ranks.rank);
     r->code->trace_stop(r->gpt, path);
 }
 

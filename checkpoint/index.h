@@ -51,7 +51,7 @@ typedef struct {
     size_t bytes[CHECKPOINT_ARRAYS];  // of an element
     uint64_t *sums;                   // (CHECKPOINT_ARRAYS, L, TENSORS), see checkpoint_sum
     json_t *options;                  // name: value, as a config file has them
-    json_t *data;                     // of the training data: files with their tokens, or null
+    json_t *data;                     // of the training data: kind, files, tokens, ...; or null
     uint64_t checksum;                // of the index, once it has been read
 } CheckpointIndex;
 

@@ -6,7 +6,7 @@
 // then the folder is called .tmp, and the checkpoint before is untouched; old ones go after that.
 //
 // No thread of a rank talks to other ranks: that all have written is what the training loop tells
-// (checkpoint_advance), and what one has written comes to rank 0 through the folder itself.
+// (saver_advance), and what one has written comes to rank 0 through the folder itself.
 // Whatever fails is kept until the loop asks for it, and ends the run there.
 #pragma once
 

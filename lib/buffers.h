@@ -9,8 +9,7 @@
 
 typedef struct {
     char name[40];
-    const char
-        *owner;  // state, gather, gradients, activations, ... : the groups of the printed table
+    const char *owner;  // state, gather, gradient, activations, host: groups of the printed table
     size_t bytes;
     void **pointer;  // where its address goes
 } Buffer;

@@ -77,7 +77,7 @@ INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the new
 INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
 TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
 GROUP("Sharding") \
-INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched; 1: one process in any case") \
+INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \
 CHOICE(shard,           "z", "full", "full=3|grads=2|states=1|none=0|hybrid:node|hybrid:K", "what is sharded: parameters, gradients and states (full, ZeRO-3), gradients and states, states, nothing, or all within groups of K ranks") \
 CHOICE(unit,            "",  "layer", "matrix|half|layer|layers:K",     "what travels in one collective: a weight matrix, attention or MLP, a block, K blocks") \
@@ -142,7 +142,7 @@ typedef enum {
 typedef struct {
     OptionKind kind;
     const char *name;      // as the field; '_' is written '-' outside. A group: its title
-    const char *alias;     // one letter or ""
+    const char *alias;     // llm.c's flag, one letter or two; "": none
     const char *standard;  // the default, as a user would write it
     double min, max;       // of numbers
     const char *choices;
@@ -338,6 +338,28 @@ static const struct {
     {"start", "sample-prompt"},
     {"profile", "trace"},
     {"dry-run", "plan"},
+    {"train-batch-size", "batch"},
+    {"device-batch-size", "batch"},
+    {"lr-scheduler-type", "schedule"},
+    {"save-every", "checkpoint-every"},
+    {"save-steps", "checkpoint-every"},
+    {"save-interval", "checkpoint-every"},
+    {"save-iters", "checkpoint-every"},
+    {"save-total-limit", "keep"},
+    {"log-interval", "log-every"},
+    {"logging-steps", "log-every"},
+    {"val-data", "val"},
+    {"train-data", "train"},
+    {"seed-everything", "seed"},
+    {"gpus", "ranks"},
+    {"nnodes", "ranks"},
+    {"n-layers", "model"},
+    {"n-heads", "model"},
+    {"vocab-size", "model"},
+    {"bf16", "precision"},
+    {"fp16", "precision"},
+    {"amp", "precision"},
+    {"resume-from-checkpoint", "resume"},
 };
 
 // The option that a wrong name may have meant; its text is "" if none comes near.
@@ -362,14 +384,16 @@ static inline OptionName option_nearest(const char *name) {
 // "--bacth: did you mean --batch?" of an unknown option as it was written; dashes "" in a file.
 static inline void option_explain(const char *dashes, const char *name, char *out, size_t bytes) {
     bool is_short = !strcmp(dashes, "-");
-    const char letter[2] = {name[0], 0};
+    char alias[8] = "";  // of -x2, -x=2
+    snprintf(alias, sizeof alias, "%.*s", (int)strcspn(name, "=0123456789.+-"), name);
+    const char *value = name + strlen(alias) + (name[strlen(alias)] == '=');
     int llmc = is_short ? llmc_find(name) : -1;
     OptionName nearest = option_nearest(name);
     if (llmc >= 0)
         snprintf(out, bytes, "-%s, in llm.c `%s`: %s", name, llmc_flags[llmc].was,
                  llmc_flags[llmc].instead);
-    else if (is_short && option_find_alias(letter) && isdigit((unsigned char)name[1]))
-        snprintf(out, bytes, "-%s: did you mean -%s %s?", name, letter, name + 1);
+    else if (is_short && alias[0] && *value && option_find_alias(alias))
+        snprintf(out, bytes, "-%s: did you mean -%s %s?", name, alias, value);
     else if (nearest.text[0])
         snprintf(out, bytes, "%s%s: did you mean %s%s?", dashes, name, dashes[0] ? "--" : "",
                  nearest.text);
@@ -600,8 +624,8 @@ static inline char *option_unquote(char *text) {
     text = option_trim(text);
     if (*text != '"') {
         if (*text == '#') *text = 0;
-        char *comment = strstr(text, " #");
-        if (comment) *comment = 0;
+        for (char *c = text; *c; c++)
+            if (*c == '#' && isspace((unsigned char)c[-1])) *c = 0;
         return option_trim(text);
     }
     char *to = text, *from = text + 1;
@@ -815,7 +839,9 @@ static inline void options_check_names(OptionWords w) {
         option_explain(w.dashes, w.name, why, sizeof why);
         used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", unknown++ ? "; " : "", why);
     }
-    if (unknown) die_all("unknown option%s %s", unknown > 1 ? "s" : "", all);
+    if (unknown)
+        die_all("unknown option%s %s%s", unknown > 1 ? "s" : "", all,
+                used >= sizeof all ? " ..." : "");
 }
 
 static inline OptionWords option_words(int argc, char **argv) {

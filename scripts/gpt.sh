@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # scripts/gpt.sh SIZE [options of train_gpt]: trains one of the published models with its published batch and
 # learning rate (Radford et al. 2019; Brown et al. 2020, table 2.1) on as many GPUs as the table says, or --ranks N,
-# or RANKS. Options behind SIZE win over the table, a --config file among them too.
+# or RANKS. Options behind SIZE win over the table, a --config file among them too; only the number of ranks to launch is
+# taken from --ranks here or RANKS, not from a file.
 #   scripts/gpt.sh 124M --train 'data/*_train_*.bin' --val 'data/*_val_*.bin' --out runs/124M
 #   scripts/gpt.sh 175B-64xA100 --plan                what it would need and how long it would take
 # On a cluster: sbatch -N 8 --ntasks-per-node 8 --wrap "LAUNCH=srun scripts/gpt.sh 13B --ranks 64 ..."
@@ -51,7 +52,7 @@ for ((smaller = batch; smaller > 0; smaller--)); do
     [ $((tokens % (smaller * T * ranks))) = 0 ] && batch=$smaller && break
 done
 
-program=$(dirname "$0")/../train_gpt
+program=$(dirname "$(realpath "$0")")/../train_gpt
 command=("$program" --model "$model" --batch "$batch" --tokens-per-step "$tokens" --lr "$lr" --warmup 700
     --final-lr 0.1 --weight-decay 0.1 --recompute "$recompute" --precision bf16 --reduce fast
     --logits-rows 16384 $more)

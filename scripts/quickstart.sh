@@ -24,17 +24,22 @@ done
 [[ $steps =~ ^[1-9][0-9]{0,8}$ ]] || refuse "--steps $steps: expected a number from 1 to 999999999"
 if [ -n "$text" ]; then
     [ -f "$text" ] || refuse "--text $text: expected a text file, found none"
+    [[ $text != -* ]] || text=./$text
     size=$(stat -Lc %s "$text")
     [ "$size" -ge 2000 ] || refuse "--text $text: expected at least 2000 bytes, found $size"
     case $(od -An -tu4 -N4 "$text" | tr -d ' ') in
     20240520 | 20240801) refuse "--text $text: expected a text, found a token shard; for it: ./train_gpt --train $text" ;;
     esac
+    # Zero bytes: UTF-16, archives, numbers. What else is no text the program knows by its first bytes, and says.
+    [ "$(head -c 65536 "$text" | tr -d '\0' | wc -c)" = $((size < 65536 ? size : 65536)) ] &&
+        [ "$(od -An -tx1 -N2 "$text" | tr -d ' ')" != 1f8b ] ||
+        refuse "--text $text: expected a text in UTF-8, found binary data (packed, UTF-16 or numbers)"
     for made in train.txt val.txt model.bin; do  # what this script makes of a text
         [ ! "$text" -ef "$(dirname "$0")/../$work/$made" ] || refuse "--text $text: expected a text of your own, found $work/$made, which this script writes; copy it first"
     done
 fi
 own=${text:+$(realpath "$text")}
-cd "$(dirname "$0")/.."
+cd "$(dirname "$(realpath "$0")")/.."
 
 say() { printf '\n\033[1m== %s\033[0m\n' "$*"; }
 

@@ -343,7 +343,7 @@ static void bad_files_end_in_one_line(void **) {
     expect_death(run_open, pipe, "pipe.txt: expected a regular file, found a pipe");
     alarm(0);
     expect_death(run_open, write_file(temporary("empty.bin"), "", 0),
-                 "expected a token shard, found an empty");
+                 "no file has the 9 tokens of one sample");
     expect_death(run_open, write_file(temporary("empty.txt"), "", 0),
                  "no file has the 9 tokens of one sample (T=8 and one more); found 1 in 1 file(s)");
     expect_death(run_open, write_file(temporary("short.txt"), "1234567", 7),

@@ -167,7 +167,7 @@ static void all_that_the_program_does_is_right_in_the_emulator(void **) {
                 folder, name);
         if (o.status != 0) fail_msg("%s: expected the same files, found: %s", name, o.out);
     }
-    o = run("test -s %s/race/trace -a -s %s/race/trace.1", folder, folder);
+    o = run("test -s %s/race/trace -a -s %s/race/trace.rank-1", folder, folder);
     assert_int_equal(o.status, 0);
 }
 

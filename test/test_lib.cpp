@@ -225,6 +225,10 @@ static void names_of_other_trainers_lead_to_ours(void **) {
     expect_parse_death("--batch-size 8", "--batch-size: did you mean --batch?");
     expect_parse_death("--block-size=64", "--block-size: did you mean --seq?");
     expect_parse_death("-x2", "unknown option -x2: did you mean -x 2?");
+    expect_parse_death("-sl2.5", "unknown option -sl2.5: did you mean -sl 2.5?");
+    expect_parse_death("-b=4", "unknown option -b=4: did you mean -b 4?");
+    expect_parse_death("--save_steps=4", "did you mean --checkpoint-every?");
+    expect_parse_death("--gpus=4", "did you mean --ranks?");
     expect_parse_death("-steps 2", "unknown option -steps: did you mean --steps?");
     for (size_t i = 0; i < sizeof other_names / sizeof other_names[0]; i++) {
         if (option_find(other_names[i].theirs)) fail_msg("%s is ours", other_names[i].theirs);
@@ -334,7 +338,7 @@ static void of_options_given_twice_the_later_holds(void **) {
     assert_int_equal(o.recompute, RECOMPUTE_NONE);
     expect_parse_death("--batch 0 --batch 3", "--batch 0: expected");
     const char first[] =
-        "\xef\xbb\xbf# a comment\n\nbatch = 3\nlr=1e-3   # rate\n  train = \"a b.txt\"\nsteps = "
+        "\xef\xbb\xbf# a comment\n\nbatch = 3\nlr=1e-3\t# rate\n  train = \"a b.txt\"\nsteps = "
         "7\n";
     const char second[] = "\xef\xbb\xbf"
                           "batch = 6\r\n";

@@ -49,7 +49,7 @@ static void options_behind_the_size_win_over_the_table(void **) {
     o = run("RANKS=64 scripts/gpt.sh 124M --plan");
     if (!strstr(o.out, "T 1024 x 64 ranks")) fail_msg("RANKS=64: %s%s", o.out, o.err);
     o = run("LAUNCH='echo run' scripts/gpt.sh 124M --batch 2 --plan 0");
-    if (!strstr(o.out, "run scripts/../train_gpt") || !strstr(o.out, "--batch 2"))
+    if (!strstr(o.out, "/scripts/../train_gpt --model gpt2:d12") || !strstr(o.out, "--batch 2"))
         fail_msg("expected the command, found: %s%s", o.out, o.err);
 }
 
@@ -90,6 +90,8 @@ static void the_quickstart_says_in_one_line_what_is_wrong(void **) {
         {"--steps 0", "quickstart: --steps 0: expected a number from 1"},
         {"--steps", "quickstart: --steps : expected a number from 1"},
         {"--text", "quickstart: --text needs a file"},
+        {"--text ./train_gpt",
+         "quickstart: --text ./train_gpt: expected a text in UTF-8, found binary"},
         {"--text nowhere.txt", "quickstart: --text nowhere.txt: expected a text file, found none"},
         {"--text test/reference/tiny/train_000001.bin", "found a token shard; for it: ./train_gpt"},
         {"--stepz 3", "quickstart: unknown option --stepz; usage: scripts/quickstart.sh [--text"},
@@ -144,6 +146,26 @@ static void logs_are_plotted_as_far_as_they_have_points(void **) {
     expect_plot("s:0 trl:nan lr:1 norm:inf\\n", "expected points of a loss, found none", false);
     expect_plot("a word\\n", "expected a log, or a line of names with a step and a loss", false);
     expect_plot("", "expected points of a loss, found none", false);
+    run("mkdir -p \"%s/it's\"; printf 's:0 trl:3.5\\ns:1 trl:3.4\\n' >\"%s/it's/main.log\"", folder,
+        folder);
+    Outcome o =
+        run("scripts/plot \"%s/it's\" \"%s/it's\" && scripts/compare \"%s/it's\" \"%s/it's\"",
+            folder, folder, folder, folder);
+    if (o.status != 0 || o.err[0]) fail_msg("an apostrophe: %s", o.err);
+    run("printf 'P\\033[2J\\377\\n' >%s/binary", folder);
+    char command[128];
+    snprintf(command, sizeof command, "scripts/plot %s/binary", folder);
+    expect_refusal(command, "found: P?[2J?");
+}
+
+// A script that is called through a link finds what lies beside it.
+static void scripts_work_through_links(void **) {
+    Outcome o = run("ln -s $PWD/scripts/gpt.sh %s/gpt; %s/gpt 124M --plan", folder, folder);
+    if (o.status != 0) fail_msg("%s", o.err);
+    o = run(
+        "mpirun --allow-run-as-root --oversubscribe -n 2 ./train_gpt --plan | grep -c '^model'");
+    if (system("command -v mpirun >/dev/null") == 0 && strcmp(o.out, "1\n"))
+        fail_msg("expected one plan from two ranks, found %s", o.out);
 }
 
 // A file, and the points that scripts/curve finds in it: step, tokens, seconds, loss.
@@ -324,6 +346,7 @@ int main(void) {
         cmocka_unit_test(the_quickstart_says_in_one_line_what_is_wrong),
         cmocka_unit_test(the_quickstart_does_not_eat_its_own_files),
         cmocka_unit_test(logs_are_plotted_as_far_as_they_have_points),
+        cmocka_unit_test(scripts_work_through_links),
         cmocka_unit_test(curves_are_read_from_logs_and_exports),
         cmocka_unit_test(curves_are_compared_where_both_have_points),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
