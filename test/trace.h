@@ -1,4 +1,4 @@
-// test/trace.h: reads the traces of two ranks (PATH and PATH.rank-1) and sees whether they can be true.
+// test/trace.h: reads the traces of two ranks (PATH and PATH.rank-1): can they be true?
 #pragma once
 
 #include "../lib/files.h"
