@@ -101,7 +101,7 @@ static inline void print_time(const Answer *a) {
     if (beside && a->hides)
         printf("  communication hides from --batch %d on\n", a->hides);
     else if (beside)
-        printf("  communication does not hide up to --batch 256\n");
+        printf("  communication does not hide up to --batch %d\n", HIDES_MOST);
     printf("  %.0f tokens/s", p->tokens / s->seconds);
     if (p->peak > 0)
         printf(", MFU %.1f %%, HFU %.1f %% of %.0f Tflop/s", 100 * p->mfu, 100 * p->hfu,

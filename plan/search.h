@@ -155,22 +155,30 @@ static inline void changes_that_fit(Changes *out, const Question *q, const Plan 
 // ---- the micro-batch from which communication hides --------------------------------------------
 
 #define HIDDEN_BELOW 0.03  // of the step is spent on communication alone
+enum { HIDES_MOST = 256 };
 
-// 0: none up to 256. The micro-steps stay as they are.
+// Does it hide with so many sequences in a step of one micro-step?
+static inline bool batch_hides(const Question *q, const Plan *base, int batch) {
+    Options o = *q->options;
+    Conflict why;
+    Plan p;
+    o.batch = batch;
+    o.tokens_per_step = (uint64_t)batch * (uint64_t)base->config.T * (uint64_t)q->place.world;
+    if (!plan_settle(&p, q, &o, q->place.world, &why)) return false;
+    p.step = simulate_step(plan_code(&p), &q->cluster, p.config, 1, p.cpu_workspace, NULL);
+    return p.step.times.communicating < HIDDEN_BELOW * p.step.seconds;
+}
+
+// 0: none. The more sequences, the more there is to hide behind.
 static inline int batch_that_hides(const Question *q, const Plan *base) {
-    int micro_steps = base->config.fsdp.micro_steps < 2 ? base->config.fsdp.micro_steps : 2;
-    for (int B = 1; B <= 256; B += B < 4 ? 1 : B / 4) {
-        Options o = *q->options;
-        Conflict why;
-        Plan p;
-        o.batch = B;
-        o.tokens_per_step = (uint64_t)B * (uint64_t)base->config.T * (uint64_t)q->place.world *
-                            (uint64_t)micro_steps;
-        if (!plan_settle(&p, q, &o, q->place.world, &why)) return 0;
-        p.step = plan_step(&q->cluster, &p.config, p.bf16, p.cpu_workspace);
-        if (p.step.times.communicating < HIDDEN_BELOW * p.step.seconds) return B;
+    if (batch_hides(q, base, 1)) return 1;
+    if (!batch_hides(q, base, HIDES_MOST)) return 0;
+    int no = 1, yes = HIDES_MOST;
+    while (yes - no > 1) {
+        int middle = (no + yes) / 2;
+        *(batch_hides(q, base, middle) ? &yes : &no) = middle;
     }
-    return 0;
+    return yes;
 }
 
 // ---- --plan best -------------------------------------------------------------------------------
