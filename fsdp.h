@@ -210,7 +210,8 @@ static size_t grad_bytes(const Fsdp *f) {
 }
 
 static double fsdp_bytes_per_parameter(const Fsdp *f) {
-    return (double)(sizeof(float) + grad_bytes(f) + 2 * moment_bytes(f->c.moments));
+    size_t trained = grad_bytes(f) + 2 * moment_bytes(f->c.moments);
+    return (double)(sizeof(float) + (f->c.forward_only ? 0 : trained));
 }
 
 static int plan_slot(FsdpSlot **slots, int *n, size_t bytes) {
@@ -265,6 +266,39 @@ static void plan_slot_buffers(Fsdp *f, Buffers *b) {
                     "gradient slot %d", i);
 }
 
+static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
+    const FsdpConfig *c = &f->c;
+    size_t part = EXCHANGE_ELEMENTS / (size_t)c->world;
+    f->exchange_part =
+        largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
+    size_t n = f->exchange_part * (size_t)c->world;
+    buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
+    if (c->bf16_reduce)
+        buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
+}
+
+// What gradients need besides their slots. Elements: of all units, of the largest, of the second
+// use of tied weights.
+static void plan_gradient_buffers(Fsdp *f, size_t whole, size_t largest, size_t second,
+                                  Buffers *b) {
+    const FsdpConfig *c = &f->c;
+    size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
+    buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
+    if (c->local)
+        buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
+    if (c->bf16_grads)
+        buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float),
+                    "gradient shard as fp32");
+    if (c->bf16_reduce)
+        buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
+    if (c->ordered && c->world > 1) plan_exchange(f, largest_slice, b);
+    buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
+    buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
+    if (c->audit)
+        buffers_add(b, "gradient", &f->audit_sums, 4 * (size_t)f->nunits * sizeof(uint64_t),
+                    "checksums of gradients");
+}
+
 // Fixes the layout and adds every buffer to the table.
 static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     FsdpConfig *c = &f->c;
@@ -279,40 +313,21 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
     size_t whole = 0, largest = 0, second = 0;
     plan_units(f, &whole, &largest, &second);
     buffers_add(b, "state", &f->p, f->shard * sizeof(float), "parameters fp32");
+    if (!f->alias_params)
+        plan_slots(f, &f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
+                   c->gather_slots);
+    if (c->forward_only) {
+        plan_slot_buffers(f, b);
+        return;
+    }
     buffers_add(b, "state", &f->g, f->shard * grad_bytes(f), "gradients %s",
                 c->bf16_grads ? "bf16" : "fp32");
     buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
     buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
-    if (!f->alias_params)
-        plan_slots(f, &f->gather_slots, &f->ngather, &f->rotating_gather, c->resident, true,
-                   c->gather_slots);
     if (!f->direct_grads || c->micro_steps > 1 || c->audit)
         plan_slots(f, &f->grad_slots, &f->ngrad, &f->rotating_grad, false, false, c->grad_slots);
     plan_slot_buffers(f, b);
-    buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
-    if (c->local)
-        buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
-    size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
-    if (c->bf16_grads)
-        buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float),
-                    "gradient shard as fp32");
-    if (c->bf16_reduce)
-        buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
-    if (c->ordered && c->world > 1) {
-        size_t part = EXCHANGE_ELEMENTS / (size_t)c->world;
-        f->exchange_part = largest_slice < part ? largest_slice
-                                                : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
-        size_t n = f->exchange_part * (size_t)c->world;
-        buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
-        if (c->bf16_reduce)
-            buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16),
-                        "ordered exchange bf16");
-    }
-    buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
-    buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
-    if (c->audit)
-        buffers_add(b, "gradient", &f->audit_sums, 4 * (size_t)f->nunits * sizeof(uint64_t),
-                    "checksums of gradients");
+    plan_gradient_buffers(f, whole, largest, second, b);
 }
 
 // ---- start and end -----------------------------------------------------------------------------

@@ -13,6 +13,7 @@ typedef struct {
     floatX *residual;                                  // (B,T,C) input of the block
     floatX *ln1;                                       // (B,T,C)
     floatX *qkv;                                       // (B,T,3C)
+    floatX *text;                                      // (T,3C) qkv of the text being written
     floatX *atty;                                      // (B,T,C) output of attention
     floatX *residual2;                                 // (B,T,C) after attention
     floatX *ln2;                                       // (B,T,C)
@@ -54,6 +55,8 @@ struct Gpt {
     int npieces;
 
     int B, T;              // of the current forward
+    bool writes;           // it is that of a text, and
+    int before;            // so many tokens of the text have been through it already
     bool measured;         // the norm of this step is there
     int borrowed, graded;  // unit whose parameters / gradient slot are in use; -1: none
     floatX *params;        // of the borrowed unit
@@ -157,7 +160,7 @@ static void add_acts(Gpt *g, size_t field, bool shared, size_t bytes, const char
 
 // The input of a group of kept blocks stays until the backward; within the group it is made again.
 static bool own_residual(const Gpt *g, int l) {
-    return l % g->kept == 0 || l < g->kept;
+    return l < g->kept || (l % g->kept == 0 && !g->c.fsdp.forward_only);
 }
 
 // After the allocation: lets the blocks without buffers of their own use those of the first ones.
@@ -165,8 +168,10 @@ static void share_acts(Gpt *g) {
     for (int l = 0; l < g->c.model.L; l++) {
         BlockActs *a = &g->acts[l];
         floatX *residual = own_residual(g, l) ? a->residual : g->acts[l % g->kept].residual;
+        floatX *text = a->text ? a->text : g->acts[l % g->kept].qkv;
         if (l >= g->kept) *a = g->acts[l % g->kept];
         a->residual = residual;
+        a->text = text;
         if (!a->ln1) a->ln1 = g->acts[0].ln1, a->ln2 = g->acts[0].ln2;
         if (!a->gelu) a->gelu = g->acts[0].gelu;
     }
@@ -180,7 +185,7 @@ static void plan_activations(Gpt *g) {
     Buffers *b = &g->buffers;
     size_t BT = (size_t)c->B * (size_t)c->T, btc = BT * (size_t)c->model.C * sizeof(floatX);
     size_t width = (size_t)head_width(&c->model), accum = (size_t)c->fsdp.micro_steps;
-    bool no_norm = c->recompute == RECOMPUTE_NORM,
+    bool trains = !c->fsdp.forward_only, no_norm = c->recompute == RECOMPUTE_NORM,
          no_gelu = c->recompute == RECOMPUTE_GELU || no_norm;
     for (int l = 0; l < c->model.L; l++)
         if (own_residual(g, l))
@@ -190,20 +195,24 @@ static void plan_activations(Gpt *g) {
     ADD_ACTS(atty, false, btc);
     ADD_ACTS(residual2, false, btc);
     ADD_ACTS(ln2, no_norm, btc);
-    ADD_ACTS(fch, false, 4 * btc);
+    if (trains) ADD_ACTS(fch, false, 4 * btc);
     ADD_ACTS(gelu, no_gelu, 4 * btc);
     ADD_ACTS(ln1_mean, false, BT * sizeof(float));
     ADD_ACTS(ln1_rstd, false, BT * sizeof(float));
     ADD_ACTS(ln2_mean, false, BT * sizeof(float));
     ADD_ACTS(ln2_rstd, false, BT * sizeof(float));
     ADD_ACTS(lse, false, BT * (size_t)c->model.NH * sizeof(float));
+    if (c->writes && g->kept < c->model.L)
+        for (int l = 0; l < c->model.L; l++)
+            buffers_add(b, "activations", &g->acts[l].text, 3 * btc / (size_t)c->B,
+                        "keys and values of a text %d", l);
     buffers_add(b, "activations", &g->residual_last, btc, "residual last");
     buffers_add(b, "activations", &g->lnf, btc, "final norm");
     buffers_add(b, "activations", &g->lnf_mean, BT * sizeof(float), "final norm mean");
     buffers_add(b, "activations", &g->lnf_rstd, BT * sizeof(float), "final norm rstd");
     buffers_add(b, "activations", &g->scratch, btc, "scratch");
-    buffers_add(b, "activations", &g->scratch4, 4 * btc, "scratch 4C");
-    buffers_add(b, "activations", &g->dresidual, btc, "gradient of the residual");
+    if (trains) buffers_add(b, "activations", &g->scratch4, 4 * btc, "scratch 4C");
+    if (trains) buffers_add(b, "activations", &g->dresidual, btc, "gradient of the residual");
     buffers_add(b, "activations", &g->logits, (size_t)c->logits_rows * width * sizeof(floatX),
                 "logits");
     buffers_add(b, "activations", &g->losses, BT * sizeof(float), "losses");
@@ -271,9 +280,23 @@ static int block_unit(const Gpt *g, int l, int segment) {
 
 // ---- forward -----------------------------------------------------------------------------------
 
+// Of a text, qkv (T,3C) stays for the tokens that follow, which come one at a time.
+static void self_attention(Gpt *g, int l) {
+    BlockActs *a = &g->acts[l];
+    int C = g->c.model.C, NH = g->c.model.NH;
+    cudaStream_t s = g->f.compute;
+    floatX *qkv = g->writes ? a->text : a->qkv;
+    matmul_forward(qkv + (size_t)g->before * 3 * (size_t)C, a->ln1, param(g, QKVW, l),
+                   param(g, QKVB, l), g->B * g->T, C, 3 * C, s);
+    if (g->before)
+        attention_last(a->atty, qkv, g->before + 1, C, NH, s);
+    else
+        attention_forward(a->atty, a->lse, qkv, g->B, g->T, C, NH, s);
+}
+
 static void attention_half(Gpt *g, int l, bool from_residual) {
     BlockActs *a = &g->acts[l];
-    int B = g->B, T = g->T, C = g->c.model.C, NH = g->c.model.NH, BT = B * T;
+    int C = g->c.model.C, BT = g->B * g->T;
     cudaStream_t s = g->f.compute;
     borrow(g, block_unit(g, l, SEGMENT_QKV), "forward");
     if (from_residual)  // the residual stream is complete
@@ -283,8 +306,7 @@ static void attention_half(Gpt *g, int l, bool from_residual) {
         residual_layernorm_forward(a->residual, a->ln1, a->ln1_mean, a->ln1_rstd,
                                    g->acts[l - 1].residual2, g->scratch, param(g, LN1W, l),
                                    param(g, LN1B, l), BT, C, s);
-    matmul_forward(a->qkv, a->ln1, param(g, QKVW, l), param(g, QKVB, l), BT, C, 3 * C, s);
-    attention_forward(a->atty, a->lse, a->qkv, B, T, C, NH, s);
+    self_attention(g, l);
     borrow(g, block_unit(g, l, SEGMENT_ATTPROJ), "forward");
     matmul_forward(g->scratch, a->atty, param(g, ATTPROJW, l), param(g, ATTPROJB, l), BT, C, C, s);
 }
@@ -309,8 +331,8 @@ static void forward(Gpt *g) {
     int L = g->c.model.L, C = g->c.model.C;
     cudaStream_t s = g->f.compute;
     borrow(g, g->embedding, "encode");
-    encoder_forward(g->acts[0].residual, g->tokens, param(g, WTE, 0), param(g, WPE, 0), g->B, g->T,
-                    C, s);
+    encoder_forward(g->acts[0].residual, g->tokens, param(g, WTE, 0),
+                    param(g, WPE, 0) + (size_t)g->before * (size_t)C, g->B, g->T, C, s);
     for (int l = 0; l < L; l++) {
         attention_half(g, l, l == 0);
         mlp_half(g, l, true);
@@ -476,6 +498,7 @@ static size_t gpt_shard_elements(const Gpt *g) {
 
 static size_t gpt_element_bytes(const Gpt *g, GptArray array) {
     return array == GPT_PARAMETERS  ? sizeof(float)
+           : g->c.fsdp.forward_only ? 0
            : array == GPT_GRADIENTS ? grad_bytes(&g->f)
                                     : moment_bytes(g->c.fsdp.moments);
 }
@@ -514,6 +537,8 @@ static int *gpt_inputs(Gpt *g, int micro_step) {
 static void send_inputs(Gpt *g, int micro_step) {
     g->B = g->c.B;
     g->T = g->c.T;
+    g->writes = false;
+    g->before = 0;
     size_t bytes = 2 * (size_t)g->B * (size_t)g->T * sizeof(int);
     cudaCheck(cudaMemcpyAsync(g->tokens, gpt_inputs(g, micro_step), bytes, cudaMemcpyHostToDevice,
                               g->f.compute));
@@ -655,12 +680,9 @@ static void gpt_evaluate(Gpt *g, double *loss, double *tokens) {
         loss[r] = g->host_sums[2 * r], tokens[r] = g->host_sums[2 * r + 1];
 }
 
-static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
+// T tokens of a text to the logits after token n of them.
+static void forward_text(Gpt *g, const int *tokens, int n, float *logits) {
     const ModelConfig *m = &g->c.model;
-    int padded =
-        (n + 63) / 64 * 64;  // few shapes; positions behind n are causal and change nothing
-    g->B = 1;
-    g->T = padded < g->c.T ? padded : g->c.T;
     int *host = gpt_inputs(g, 0), width = head_width(m);
     for (int i = 0; i < g->T; i++) host[i] = i < n ? tokens[i] : 0;
     fsdp_schedule(&g->f, g->eval_visits, g->neval, false);
@@ -675,7 +697,22 @@ static void gpt_logits(Gpt *g, const int *tokens, int n, float *logits) {
                               cudaMemcpyDeviceToHost, g->f.compute));
     cudaCheck(cudaStreamSynchronize(g->f.compute));
     fsdp_take_counters(&g->f);
+    g->before += n;
     for (int i = 0; i < m->V; i++) logits[i] = to_float(g->host_logits[i]);
+}
+
+static void gpt_begin_text(Gpt *g, const int *tokens, int n, float *logits) {
+    int padded = (n + 63) / 64 * 64;  // few shapes; what is behind n changes nothing before it
+    g->B = 1;
+    g->T = padded < g->c.T ? padded : g->c.T;
+    g->writes = true;
+    g->before = 0;
+    forward_text(g, tokens, n, logits);
+}
+
+static void gpt_next_token(Gpt *g, int token, float *logits) {
+    g->T = 1;
+    forward_text(g, &token, 1, logits);
 }
 
 // ---- life ---------------------------------------------------------------------------------------
@@ -690,6 +727,7 @@ static Gpt *gpt_create(const GptConfig *config) {
     g->kept = config->recompute == RECOMPUTE_LAYER   ? 1
               : config->recompute == RECOMPUTE_EVERY ? config->recompute_k
                                                      : L;
+    if (config->fsdp.forward_only) g->kept = 1;
     if (g->kept > L) g->kept = L;
     g->borrowed = g->graded = -1;
     g->acts = (BlockActs *)calloc((size_t)L, sizeof *g->acts);
@@ -821,6 +859,7 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_units,
                                  gpt_unit_name,
                                  gpt_evaluate,
-                                 gpt_logits,
+                                 gpt_begin_text,
+                                 gpt_next_token,
                                  gpt_trace_start,
                                  gpt_trace_stop};

@@ -13,6 +13,7 @@ typedef struct {
     int logits_rows;             // rows of logits that exist at a time
     int unit, unit_k;            // --unit
     int recompute, recompute_k;  // --recompute
+    bool writes;                 // texts, see begin_text
     FsdpConfig fsdp;
 } GptConfig;
 
@@ -64,7 +65,8 @@ typedef struct {
     // like the config's. NULL: not known.
     void (*rates)(const GptConfig *config, double *seconds);
     // The rank's pieces in the order of its arrays, and their elements as they lie there (see
-    // element_bytes): from the device to dst once all work is done, and back before any begins.
+    // element_bytes; 0: not kept): from the device to dst once all work is done, and back before
+    // any begins.
     const GptPiece *(*pieces)(const Gpt *g, int *count);
     size_t (*shard_elements)(const Gpt *g);  // of each of the rank's arrays
     size_t (*element_bytes)(const Gpt *g, GptArray array);
@@ -93,8 +95,11 @@ typedef struct {
     const char *(*unit_name)(const Gpt *g, int unit);
     // Sums over one micro-batch of every rank; loss and tokens hold one value a rank.
     void (*evaluate)(Gpt *g, double *loss, double *tokens);
-    // Logits (V) after n tokens; every rank has to call with the same tokens.
-    void (*logits)(Gpt *g, const int *tokens, int n, float *logits);
+    // A text, token by token: logits (V) after its first n tokens, at most T, and after each one
+    // that follows. Every rank has to call with the same tokens, and nothing else may be computed
+    // in between.
+    void (*begin_text)(Gpt *g, const int *tokens, int n, float *logits);
+    void (*next_token)(Gpt *g, int token, float *logits);
     // Timeline of what follows until trace_stop writes it. Its 0 is the moment zero of clock_ns().
     void (*trace_start)(Gpt *g, int64_t zero);
     void (*trace_stop)(Gpt *g, const char *path);

@@ -85,6 +85,10 @@ static void gelu_forward(floatX *out, const floatX *pre, size_t n, cudaStream_t 
 // for the backward. Never stores T x T.
 static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B, int T, int C,
                               int NH, cudaStream_t stream);
+// out (C) = the same of the last of T tokens alone. qkv (T,3,NH,HS) is what the tokens before have
+// left, and its own: a text that grows by a token needs no other cache.
+static void attention_last(floatX *out, const floatX *qkv, int T, int C, int NH,
+                           cudaStream_t stream);
 // dqkv (B,T,3,NH,HS): overwritten.
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,

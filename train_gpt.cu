@@ -5,11 +5,11 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/save.h"
+#include "generate/generate.h"
 #include "lib/clock.h"
 #include "lib/outcome.h"
 #include "lib/outputs.h"
 #include "lib/peak.h"
-#include "lib/sampler.h"
 #include "lib/stop.h"
 #include "lib/watchdog.h"
 #include "plan/print.h"
@@ -35,8 +35,7 @@ typedef struct {
     bool text;  // data are bytes
     DataLoader train, val;
     Tokenizer tokenizer;  // V == 0: none
-    int *prompt;          // what samples begin with
-    int prompt_tokens;    // the token before the text included
+    Writer writer;        // of samples and --generate
     Logger logger;
     Watchdog watchdog;
     char device[256];
@@ -109,6 +108,21 @@ static const GptCode *choose_code(bool bf16) {
 #endif
 
 // ---- options to a plan: everything is checked before anything is allocated ---------------------
+
+// --generate is a run without steps and data. shard_given: else every rank has whole units.
+static void settle_generation(Run *r, bool shard_given) {
+    Options *o = &r->o;
+    if (o->plan != PLAN_NO) die_all("--plan is of a training: leave out --generate");
+    if (o->train[0] || o->val[0])
+        die_all("--generate %d prints text and trains nothing: leave out --train and --val",
+                o->generate);
+    if (!r->resumed[0] && !model_is_hf(o->model) && !model_is_file(o->model))
+        die_all("--generate %d: expected a trained model, --model FILE or --resume FOLDER, found "
+                "--model %s",
+                o->generate, o->model);
+    o->steps = 0;
+    if (!shard_given) o->shard = SHARD_GRADS;
+}
 
 // Is --model still what the checkpoint's run began with? (Its file may be gone by now.)
 static bool resumes_same_model(const Run *r) {
@@ -183,13 +197,20 @@ NORETURN static void die_of_little_data(const Run *r, uint64_t samples_of_step) 
             given ? "a smaller --tokens-per-step" : "a smaller --batch or --seq");
 }
 
-// End-of-text occurs once in a text: samples of it begin on a new line.
-static void encode_prompt(Run *r) {
-    Tokens prompt = {};
-    tokens_add(&prompt, r->text ? '\n' : r->tokenizer.eot);
-    if (r->o.sample_prompt[0]) bpe_encode_once(&r->tokenizer, r->o.sample_prompt, &prompt);
-    r->prompt = prompt.at;
-    r->prompt_tokens = (int)prompt.n;
+// End-of-text occurs once in a text of bytes: what is written in them begins on a new line.
+static void prepare_writer(Run *r) {
+    const Options *o = &r->o;
+    const char *asked = o->generate ? "generate" : "sample-every";
+    if (!r->tokenizer.V) die_all("--%s: the text of tokens needs --tokenizer tokenizer.bin", asked);
+    if (!o->generate && !strcmp(o->prompt, "-"))
+        die_all("--prompt -: lines of stdin are prompts of --generate, not of samples");
+    Writer *w = &r->writer;
+    w->code = r->code, w->ranks = &r->ranks, w->tokenizer = &r->tokenizer;
+    w->sampler = {o->temperature, o->top_k, o->top_p, o->seed};
+    w->T = r->config.T;
+    w->first = r->text ? '\n' : r->tokenizer.eot;
+    writer_start(w);
+    writer_prompt(w, o->prompt);
 }
 
 static void open_files(Run *r, DataLoader *dl, const char *pattern, bool shuffle) {
@@ -218,9 +239,7 @@ static void open_data(Run *r) {
     if (o->train[0]) dataloader_check(&r->train);
     if (o->val[0]) dataloader_check(&r->val);
     if (r->text) r->tokenizer = tokenizer_of_bytes();
-    if (o->sample_every && !r->tokenizer.V)
-        die_all("--sample-every: samples of token shards need --tokenizer tokenizer.bin");
-    if (o->sample_every) encode_prompt(r);
+    if (c->writes) prepare_writer(r);
 }
 
 // ---- start -------------------------------------------------------------------------------------
@@ -297,7 +316,7 @@ static void print_start(const Run *r) {
     t.threads = &r->threads, t.products = choose_products(r);
     t.bytes_per_parameter = r->code->bytes_per_parameter(r->gpt);
     t.peak = r->peak, t.micro_steps = r->micro_steps, t.schedule = schedule_of(r);
-    t.prompt_tokens = r->prompt_tokens;
+    t.prompt_tokens = r->writer.prompt_tokens;
     if (r->o.steps == 0) t.schedule.steps = 0;  // whatever step has been reached
     report_start(&t);
 }
@@ -504,18 +523,19 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
+    if (r->o.generate) settle_generation(r, option_is_given("shard", argc, argv));
     if (!plan) check_purpose(&r->o);
     choose_model(r);
     settle_run(r);
     open_data(r);
-    Gpt *gpt = r->code->create(&r->config);
+    Gpt *gpt = r->writer.gpt = r->code->create(&r->config);
     __atomic_store_n(&r->gpt, gpt, __ATOMIC_RELEASE);  // for the watchdog
     const int rows = r->code->buffers(r->gpt)->count;
     begin_state(r);
     if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);
     if (plan && r->ranks.rank == 0) answer_plan(r, &machine, rows);
     if (plan) exit(0);  // under mpirun one rank answers
-    if (r->ranks.rank == 0 && !r->o.json) print_start(r), print_resume(r);
+    if (r->ranks.rank == 0 && !r->o.json && !r->o.generate) print_start(r), print_resume(r);
     check_agreement(r);
     check_memory(r);
     if (r->ranks.rank == 0) {
@@ -523,7 +543,7 @@ static void start(Run *r, int argc, char **argv) {
         logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
     }
     start_model(r);
-    stop_listen();
+    if (!r->o.generate) stop_listen();
 }
 
 // ---- saving, and the ends that save first: every rank takes part -------------------------------
@@ -649,38 +669,16 @@ static void run_validation(Run *r, long step) {
     report_validation(r->o.json, step, r->steps, loss, r->text);
 }
 
-static void print_sample(Run *r, long step, const int *tokens, int n) {
-    size_t bytes = 0;
-    char *text = (char *)malloc_check((size_t)n * 256);
-    for (int i = 0; i < n; i++) {
-        const unsigned char *piece;
-        size_t size = tokenizer_text(&r->tokenizer, tokens[i], &piece);
-        memcpy(text + bytes, piece, size);
-        bytes += size;
+static void run_samples(Run *r, long step) {
+    uint32_t stream = (uint32_t)step * (uint32_t)r->o.samples;
+    for (int i = 0; i < r->o.samples; i++) {
+        Text t = writer_write(&r->writer, r->o.sample_tokens, stream + (uint32_t)i, false);
+        if (r->ranks.rank == 0) {
+            report_sample(r->o.json, step, r->steps, t.text, t.bytes);
+            logger_sample(&r->logger, step, t.text, t.bytes);
+        }
+        free(t.text);
     }
-    report_sample(r->o.json, step, r->steps, text, bytes);
-    logger_sample(&r->logger, step, text, bytes);
-    free(text);
-}
-
-static void run_sample(Run *r, long step) {
-    int room = r->config.T, wanted = r->o.sample_tokens, V = r->config.model.V;
-    int n = r->prompt_tokens;
-    int *tokens = (int *)malloc_check(sizeof(int) * (size_t)(n + wanted));
-    float *logits = (float *)malloc_check(sizeof(float) * (size_t)V);
-    Sampler sampler = {r->o.temperature, r->o.top_k, r->o.seed};
-    memcpy(tokens, r->prompt, sizeof(int) * (size_t)n);
-    for (int first = n; n < first + wanted; n++) {
-        int from = n > room ? n - room : 0;  // the model sees the last T tokens
-        r->code->logits(r->gpt, tokens + from, n - from, logits);
-        process_alive();
-        int next = sampler_next(&sampler, logits, r->tokenizer.V, (uint32_t)step, (uint64_t)n);
-        ranks_broadcast(&r->ranks, &next, sizeof next);
-        tokens[n] = next;
-    }
-    if (r->ranks.rank == 0) print_sample(r, step, tokens + 1, n - 1);
-    free(tokens);
-    free(logits);
 }
 
 // ---- the training loop -------------------------------------------------------------------------
@@ -832,7 +830,7 @@ static void train(Run *r) {
         process.step = step;
         bool last = step == r->steps;
         if (o->val[0] && (due(o->val_every, step) || last)) run_validation(r, step);
-        if (o->sample_every && (due(o->sample_every, step) || last)) run_sample(r, step);
+        if (o->sample_every && (due(o->sample_every, step) || last)) run_samples(r, step);
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
         if (o->trace[0] && step == traced) r->code->trace_start(r->gpt, ranks_moment(&r->ranks));
@@ -874,6 +872,7 @@ static void finish(Run *r) {
     logger_close(&r->logger);
     if (r->o.train[0]) dataloader_close(&r->train);
     if (r->o.val[0]) dataloader_close(&r->val);
+    if (r->config.writes) writer_finish(&r->writer);
     if (r->tokenizer.V) tokenizer_close(&r->tokenizer);
     r->code->finish(r->gpt);
     ranks_finish();
@@ -894,7 +893,10 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);  // so does one to a reader that has gone, as in `| head`
     static Run run;
     start(&run, argc, argv);
-    train(&run);
+    if (run.o.generate)
+        generate(&run.writer, &run.o);
+    else
+        train(&run);
     finish(&run);
     return 0;
 }

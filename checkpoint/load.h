@@ -69,9 +69,13 @@ static inline void checkpoint_load_array(const Model *model, const CheckpointInd
     free(host);
 }
 
-static inline void checkpoint_check_sums(const CheckpointIndex *x, const uint64_t *sums,
-                                         const char *path) {
-    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+static inline bool model_keeps(const Model *model, int a) {
+    return model->code->element_bytes(model->gpt, checkpoint_arrays[a].array) > 0;
+}
+
+static inline void checkpoint_check_sums(const Model *model, const CheckpointIndex *x,
+                                         const uint64_t *sums, const char *path) {
+    for (int a = 0; a < CHECKPOINT_ARRAYS && model_keeps(model, a); a++)
         for (int id = 0; id < TENSORS; id++)
             for (int layer = 0; layer < tensor_layers(&x->model, id); layer++) {
                 size_t at = checkpoint_sum(&x->model, a, id, layer);
@@ -82,7 +86,7 @@ static inline void checkpoint_check_sums(const CheckpointIndex *x, const uint64_
             }
 }
 
-// The model has the index's sizes and dtypes.
+// The model has the index's sizes and dtypes. What it does not keep stays in the files.
 static inline void checkpoint_load(const Model *model, Ranks *ranks, const CheckpointIndex *x,
                                    const char *path) {
     size_t n = checkpoint_sums(&x->model);
@@ -90,13 +94,14 @@ static inline void checkpoint_load(const Model *model, Ranks *ranks, const Check
     if (!sums) die("out of memory for the checksums of a checkpoint");
     for (int a = 0; a < CHECKPOINT_ARRAYS; a++) {
         char file[PATH_BYTES];
+        if (!model_keeps(model, a)) continue;
         int fd = checkpoint_open_array(x, path, a, file);
         checkpoint_load_array(model, x, a, fd, file, sums);
         close(fd);
     }
     if (!model_writes(model)) memset(sums, 0, n * sizeof(uint64_t));  // replicas count once
     ranks_sum(ranks, sums, n);
-    checkpoint_check_sums(x, sums, path);
+    checkpoint_check_sums(model, x, sums, path);
     parameters_check(model, path);
     free(sums);
 }

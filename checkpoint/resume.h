@@ -96,7 +96,7 @@ static inline const char *resume_value(const CheckpointIndex *x, const Option *r
 // Puts the checkpoint's options before those of the command line; without a step to make, its data
 // are not needed. Their texts stay the index's.
 static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, char **argv) {
-    bool trains = o->steps != 0;
+    bool trains = o->steps != 0 && !o->generate;
     options_default(o);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
@@ -125,10 +125,10 @@ static inline void resume_print_differences(const Options *o, const CheckpointIn
     }
 }
 
-// What cannot be continued ends in one line.
+// What cannot be continued ends in one line. moment_bytes 0: moments are not asked for.
 static inline void resume_check_moments(const CheckpointIndex *x, size_t moment_bytes,
                                         const char *path) {
-    if (x->bytes[1] != moment_bytes)
+    if (moment_bytes > 0 && x->bytes[1] != moment_bytes)
         die_all("--resume %s: its moments are %s, the options ask for %s; use --moment-dtype %s",
                 path, checkpoint_dtype(x->bytes[1]), checkpoint_dtype(moment_bytes),
                 checkpoint_dtype(x->bytes[1]));

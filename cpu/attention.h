@@ -198,6 +198,44 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
     }
 }
 
+// One head of the last token. s (T): room for the scores, o (HS) for the sum.
+static void attention_last_head(floatX *out, const floatX *q, const floatX *k, const floatX *v,
+                                size_t row, int T, int HS, float *s, float *o) {
+    const float scale = 1.0f / sqrtf((float)HS);
+    float max = -INFINITY, sum = 0;
+    for (int t = 0; t < T; t++) {
+        s[t] = dot(q, k + t * row, HS) * scale;
+        max = s[t] > max ? s[t] : max;
+    }
+    for (int c = 0; c < HS; c++) o[c] = 0;
+    for (int t = 0; t < T; t++) {
+        const float e = exp_float(s[t] - max);
+        const floatX *vt = v + t * row;
+        sum += e;
+#pragma omp simd
+        for (int c = 0; c < HS; c++) o[c] += e * to_float(vt[c]);
+    }
+    for (int c = 0; c < HS; c++) store_float(&out[c], o[c] / sum);
+}
+
+static void attention_last(floatX *out, const floatX *qkv, int T, int C, int NH,
+                           cudaStream_t stream) {
+    (void)stream;
+    const int HS = C / NH;
+    const size_t row = (size_t)3 * C;
+#pragma omp parallel num_threads(ops_threads())
+    {
+        Room room = room_of_thread(omp_get_thread_num());
+        float *s = (float *)room_take(&room, (size_t)T * sizeof(float));
+        float *o = (float *)room_take(&room, (size_t)HS * sizeof(float));
+#pragma omp for schedule(static)
+        for (int h = 0; h < NH; h++) {
+            const floatX *q = qkv + (T - 1) * row + h * HS, *k = qkv + C + h * HS, *v = k + C;
+            attention_last_head(out + h * HS, q, k, v, row, T, HS, s, o);
+        }
+    }
+}
+
 // P and dS of a row from the scores and dP
 static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float scale, float lse,
                                       float D) {
@@ -214,13 +252,6 @@ static inline void score_gradient_row(HeadRoom *h, int r, int n, int seen, float
         store_float(&p[j], 0.0f);
         store_float(&ds[j], 0.0f);
     }
-}
-
-static inline float dot(const floatX *a, const floatX *b, int n) {
-    float sum = 0;
-#pragma omp simd reduction(+ : sum)
-    for (int i = 0; i < n; i++) sum += to_float(a[i]) * to_float(b[i]);
-    return sum;
 }
 
 // Query rows i0 .. i0+m: their dQ (to dq, rows ld apart) and their share of dK and dV.

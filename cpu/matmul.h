@@ -153,7 +153,30 @@ static void rows_product_part(const RowsProduct *p, const Cut *c, const Tile *t,
     }
 }
 
+static inline float dot(const floatX *a, const floatX *b, int n) {
+    float sum = 0;
+#pragma omp simd reduction(+ : sum)
+    for (int i = 0; i < n; i++) sum += to_float(a[i]) * to_float(b[i]);
+    return sum;
+}
+
+// A single row times w transposed: each result is a dot product with a row of w, which is read
+// once, as it lies; packing it would cost more than the product.
+static void row_product(const RowsProduct *p) {
+#pragma omp parallel for schedule(static) num_threads(ops_threads())
+    for (int col = 0; col < p->N; col += BLOCK) {
+        float sum[BLOCK];
+        Tile t = {0, col, 1, smaller(BLOCK, p->N - col)};
+        for (int i = 0; i < t.cols; i++) sum[i] = dot(p->a, p->w + (size_t)(col + i) * p->K, p->K);
+        p->write(p, sum, BLOCK, &t);
+    }
+}
+
 static void rows_product(const RowsProduct *p) {
+    if (p->M == 1 && p->transposed) {
+        row_product(p);
+        return;
+    }
     const Cut c = cut_rows_product(p);
     const int panels = tiles_of(p->N, c.width), tasks = panels * tiles_of(p->M, c.group);
 #pragma omp parallel num_threads(ops_threads())

@@ -97,6 +97,55 @@ static void attention_forward(floatX *out, float *lse, const floatX *qkv, int B,
     attention_forward_any(out, lse, qkv, heads, T, NH, HS, stream);
 }
 
+#define LAST_THREADS 256
+
+// A block is a head. scores (NH,T): room.
+__global__ static void attention_last_kernel(floatX *out, float *scores, const floatX *qkv, int T,
+                                             int NH, int HS) {
+    __shared__ float room[LAST_THREADS / WARP];
+    __shared__ float part[LAST_THREADS / WARP][WARP];
+    int warp = (int)threadIdx.x / WARP, lane = (int)threadIdx.x % WARP, warps = LAST_THREADS / WARP,
+        threads = LAST_THREADS;
+    size_t C = (size_t)NH * (size_t)HS, row = 3 * C, head = (size_t)blockIdx.x * (size_t)HS;
+    const floatX *q = qkv + (size_t)(T - 1) * row + head, *k = qkv + C + head, *v = k + C;
+    float *s = scores + (size_t)blockIdx.x * (size_t)T;
+    float max = -INFINITY, sum = 0;
+    for (int t = warp; t < T; t += warps) {
+        float x = 0;
+        for (int c = lane; c < HS; c += WARP)
+            x += to_float(q[c]) * to_float(k[(size_t)t * row + (size_t)c]);
+        x = warp_sum(x) * rsqrtf((float)HS);
+        if (lane == 0) s[t] = x;
+        max = fmaxf(max, x);
+    }
+    max = block_max(max, room);  // its barriers also show every thread the scores
+    for (int t = (int)threadIdx.x; t < T; t += threads) {
+        s[t] = expf(s[t] - max);
+        sum += s[t];
+    }
+    sum = block_sum(sum, room);
+    for (int c0 = 0; c0 < HS; c0 += WARP) {
+        int c = c0 + lane;
+        float x = 0;
+        for (int t = warp; t < T && c < HS; t += warps)
+            x += s[t] * to_float(v[(size_t)t * row + (size_t)c]);
+        part[warp][lane] = x;
+        SEEDED_SYNC(7);
+        for (int w = 1; w < warps && warp == 0; w++) x += part[w][lane];
+        if (warp == 0 && c < HS) store_float(&out[head + (size_t)c], x / sum);
+        __syncthreads();
+    }
+}
+
+static void attention_last(floatX *out, const floatX *qkv, int T, int C, int NH,
+                           cudaStream_t stream) {
+    size_t bytes = (size_t)NH * (size_t)T * sizeof(float);
+    float *scores = (float *)workspace_take(bytes, "attention_last");
+    attention_last_kernel<<<(unsigned)NH, LAST_THREADS, 0, stream>>>(out, scores, qkv, T, NH,
+                                                                     C / NH);
+    launchCheck();
+}
+
 static void attention_backward(floatX *dqkv, const floatX *dout, const floatX *out,
                                const floatX *qkv, const float *lse, int B, int T, int C, int NH,
                                cudaStream_t stream) {

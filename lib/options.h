@@ -37,7 +37,7 @@ TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256", INPUT,        "gpt2:d6
 GROUP("Data") \
 TEXT  (train,           "i", "", INPUT_FILES,                           "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "", INPUT_FILES,                           "validation data, of the same kind; empty: no validation") \
-TEXT  (tokenizer,       "",  "", INPUT,                                 "llm.c's tokenizer.bin: texts are read as its tokens, samples written in them; without it texts are bytes") \
+TEXT  (tokenizer,       "",  "", INPUT,                                 "llm.c's tokenizer.bin: texts and prompts are read as its tokens, samples written in them; without it texts are bytes") \
 TEXT  (token_folder,    "",  "", NO_PATH,                               "folder in which the tokens of texts are kept and found again; empty: beside each text") \
 FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
 GROUP("Batch") \
@@ -63,9 +63,12 @@ INT   (val_every,       "v", "250", 0, OPTION_MAX,                      "steps b
 INT   (val_batches,     "m", "20",  1, OPTION_MAX,                      "micro-batches of a validation, over all ranks") \
 INT   (sample_every,    "s", "0",   0, OPTION_MAX,                      "steps between text samples; 0: none") \
 INT   (sample_tokens,   "g", "256", 1, 1 << 20,                         "tokens of a sample") \
-TEXT  (sample_prompt,   "",  "", NO_PATH,                               "text that a sample begins with") \
+TEXT  (prompt,          "",  "", NO_PATH,                               "text that samples and --generate begin with; with --generate, -: each line of stdin is one") \
+INT   (samples,         "",  "1",   1, 65536,                           "texts for each prompt") \
+INT   (generate,        "",  "0",   0, OPTION_MAX,                      "do not train: print a text of at most so many tokens after the prompt, with --model FILE or --resume; 0: train") \
 REAL  (temperature,     "",  "0.8", 0, 100,                             "of the sampling; 0: always the likeliest token") \
 INT   (top_k,           "",  "0",   0, OPTION_MAX,                      "sample among the k likeliest tokens; 0: among all") \
+REAL  (top_p,           "",  "1",   0, 1,                               "and among the fewest likeliest of them that have this share of the probability; 1: among all") \
 GROUP("Results") \
 TEXT  (out,             "o", "", OUTPUT_FOLDER,                         "folder for main.log, metrics.jsonl and options.cfg, those of an earlier run are kept as .1; empty: no files") \
 TEXT  (export_model,    "",  "", OUTPUT_FILE,                           "write the trained model to this file in llm.c's model.bin format; one that is there is kept as .1") \
@@ -334,8 +337,11 @@ static const struct {
     {"hidden-size", "model"},
     {"num-layers", "model"},
     {"save", "export-model"},
-    {"prompt", "sample-prompt"},
-    {"start", "sample-prompt"},
+    {"sample-prompt", "prompt"},
+    {"start", "prompt"},
+    {"num-samples", "samples"},
+    {"max-new-tokens", "generate"},
+    {"n-predict", "generate"},
     {"profile", "trace"},
     {"dry-run", "plan"},
     {"train-batch-size", "batch"},
@@ -859,6 +865,14 @@ static inline void options_command_line(Options *o, int argc, char **argv) {
         option_set_or_die(o, w.row, w.value, "");
         if (w.row == option_find("config")) options_read_config(o, w.value);
     }
+}
+
+// On the command line itself, not in a file of --config.
+static inline bool option_is_given(const char *name, int argc, char **argv) {
+    OptionWords w = option_words(argc, argv);
+    while (option_next(&w))
+        if (w.row == option_find(name)) return true;
+    return false;
 }
 
 static inline void options_parse(Options *o, int argc, char **argv) {

@@ -22,3 +22,15 @@ static inline size_t utf8_length(const unsigned char *text, size_t n) {
     if ((first == 0xf0 && text[1] < 0x90) || (first == 0xf4 && text[1] > 0x8f)) return 0;
     return length;
 }
+
+// How much of text, from its start, does not end within a character: what may follow decides
+// nothing about it.
+static inline size_t utf8_complete(const unsigned char *text, size_t n) {
+    for (size_t back = 1; back <= 3 && back <= n; back++) {
+        const unsigned char c = text[n - back];
+        const size_t length = c < 0xc2 ? 1 : c < 0xe0 ? 2 : c < 0xf0 ? 3 : c < 0xf5 ? 4 : 1;
+        if (length > back) return n - back;
+        if ((c & 0xc0) != 0x80) break;
+    }
+    return n;
+}

@@ -24,14 +24,15 @@ __attribute__((format(printf, 2, 3))) static inline bool conflicts(Conflict *why
 }
 
 static inline bool settle_shape(GptConfig *c, const Options *o, Conflict *why) {
-    c->B = o->batch;
+    c->B = o->generate ? 1 : o->batch;
     c->T = o->seq ? o->seq : c->model.T;
     if (c->T > c->model.T)
         return conflicts(why, "--seq %d: the model knows at most %d positions (T in --model)", c->T,
                          c->model.T);
     if (c->B > (1 << 30) / c->T)
         return conflicts(why, "--batch %d x --seq %d: expected at most 2^30 tokens", c->B, c->T);
-    c->logits_rows = o->logits_rows;
+    c->logits_rows = o->generate ? 1 : o->logits_rows;
+    c->writes = o->generate || o->sample_every;
     c->unit = o->unit, c->unit_k = o->unit_k;
     c->recompute = o->recompute, c->recompute_k = o->recompute_k;
     return true;
@@ -40,8 +41,9 @@ static inline bool settle_shape(GptConfig *c, const Options *o, Conflict *why) {
 static inline bool settle_steps(GptConfig *c, const Options *o, int world, Conflict *why) {
     unsigned long long round =
         (unsigned long long)c->B * (unsigned long long)c->T * (unsigned long long)world;
-    unsigned long long wanted = o->tokens_per_step ? o->tokens_per_step : round;
-    if (wanted % round && o->steps != 0)  // without a step it is of no matter
+    // Without a step it is of no matter what a step has.
+    unsigned long long wanted = o->tokens_per_step && o->steps != 0 ? o->tokens_per_step : round;
+    if (wanted % round)
         return conflicts(
             why,
             "--tokens-per-step %llu: expected a multiple of batch %d x seq %d x ranks %d = %llu; "
@@ -73,6 +75,13 @@ static inline bool settle_group(GptConfig *c, const Options *o, Place p, Conflic
                      p.node, p.world);
 }
 
+// A run without steps keeps no gradients and no moments, unless it saves them. (A plan is of a run
+// with steps.)
+static inline bool only_forward(const Options *o) {
+    bool saves = o->out[0] && (o->checkpoint_every || o->checkpoint_minutes);
+    return o->steps == 0 && !saves && o->plan == PLAN_NO;
+}
+
 static inline bool settle_sharding(GptConfig *c, const Options *o, Place p, Conflict *why) {
     Dtypes d = options_dtypes(o);
     FsdpConfig *f = &c->fsdp;
@@ -87,7 +96,8 @@ static inline bool settle_sharding(GptConfig *c, const Options *o, Place p, Conf
     f->gather_slots = o->gather_buffers;
     f->grad_slots = o->grad_buffers;
     f->prefetch = o->prefetch < 0 ? o->gather_buffers - 1 : o->prefetch;
-    f->audit = o->audit_every > 0;
+    f->forward_only = only_forward(o);
+    f->audit = o->audit_every > 0 && !f->forward_only;
     if (f->audit && f->world == 1)
         return conflicts(why, "--audit-every: expected at least 2 ranks, of which one computes "
                               "again what another has computed; found 1");

@@ -122,6 +122,7 @@ cat <<NEXT
   scripts/quickstart.sh --steps 10000        train for longer: the loss still falls
   mpirun -n 2 ./train_gpt ...                the same ranks under MPI, on one machine or several
   ./train_gpt --model $work/model.bin --train ... --lr 1e-4    go on from the model just written
+  ./train_gpt --model $work/model.bin --prompt "In the beginning" --generate 400    let it write
   ./train_gpt --help                         every option; $work/run/options.cfg holds this run's
   make test                                  the tests
 NEXT

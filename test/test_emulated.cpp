@@ -86,6 +86,28 @@ static void the_race_build_finds_nothing(void **) {
     }
 }
 
+static void text_is_the_cpu_devices_and_races_with_nothing(void **) {
+    static Outcome expected, found;
+    const char *model = temporary("model.bin"),
+               *options = "--generate 24 --temperature 1 --prompt 'In the' --model";
+    found =
+        run("./train_gpt --model gpt2:L=2,C=32,NH=2,T=16 --batch 8 --steps 30 --lr 0.01 --train "
+            "test/reference/small/train.txt --export-model %s",
+            model);
+    assert_int_equal(found.status, 0);
+    expected = run("./train_gpt %s %s", options, model);
+    static const char *const forms[][2] = {
+        {"plain", ""}, {"plain", "--ranks 2 --shard full"}, {"race", "--ranks 2"}};
+    for (auto &f : forms) {
+        found = run(EMULATED "/%s/train_gpt %s %s %s", f[0], options, model, f[1]);
+        if (found.status != 0 || strcmp(found.out, expected.out))
+            fail_msg("%s %s: expected %s, found exit code %d: %s%s", f[0], f[1], expected.out,
+                     found.status, found.out, found.err);
+    }
+    found = run(EMULATED "/race/train_gpt %s %s --precision bf16", options, model);
+    if (found.status != 0) fail_msg("bf16: exit code %d: %s", found.status, found.err);
+}
+
 static void every_wait_that_is_left_out_is_found(void **) {
     static const char *const defects[] = {"slot freed", "updated", "gathered", "gradient freed",
                                           "filled"};
@@ -219,6 +241,7 @@ int main(void) {
         cmocka_unit_test(losses_are_the_cpu_devices_in_fp32_under_every_schedule),
         cmocka_unit_test(losses_are_the_cpu_devices_in_bf16_under_every_schedule),
         cmocka_unit_test(the_race_build_finds_nothing),
+        cmocka_unit_test(text_is_the_cpu_devices_and_races_with_nothing),
         cmocka_unit_test(every_wait_that_is_left_out_is_found),
         cmocka_unit_test(a_swapped_collective_is_named),
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),

@@ -48,7 +48,7 @@ static GptConfig config_of(const Case *c, int rank) {
     g.recompute = c->recompute, g.recompute_k = c->recompute_k;
     FsdpConfig f = {rank,          c->world,       c->K,           c->ordered, c->resident,
                     c->local,      c->bf16_reduce, c->bf16_grads,  c->moments, c->gather_slots,
-                    c->grad_slots, c->prefetch,    c->micro_steps, false};
+                    c->grad_slots, c->prefetch,    c->micro_steps, false,      false};
     g.fsdp = f;
     return g;
 }

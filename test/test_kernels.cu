@@ -274,6 +274,22 @@ static void attention_agrees_with_double_precision_for_many_heads(void **) {
     check_attention(2, 65, 3, 16, 2);
 }
 
+// The last row of what attention_forward gives.
+static void check_attention_last(int T, int NH, int HS) {
+    int C = NH * HS;
+    Workspace sizes(1, T, C, NH, 1);
+    Array qkv = random_array((size_t)T * 3 * C, 2);
+    AttentionReference ref = attention_reference(doubles(qkv), Doubles(), {1, T, NH, HS});
+    Device<floatX> x(qkv), o(C);
+    attention_last(o.at, x.at, T, C, NH, stream);
+    check("out", o.host(), Sums(ref.out.end() - C, ref.out.end()), 1, attention_tolerance(ref));
+}
+
+static void attention_of_the_last_token_agrees_with_double_precision(void **) {
+    for (int T : {1, 7, 33, 130, 300}) check_attention_last(T, 2, 64);
+    for (int HS : {1, 3, 33, 80, 144}) check_attention_last(70, 3, HS);
+}
+
 static void attention_of_large_scores_does_not_overflow(void **) {
     const Heads h = {1, 130, 1, 16};
     Workspace sizes(1, 130, 16, 1, 1);
@@ -549,6 +565,10 @@ static void narrow_attention_once(void) {
     check_attention(1, 70, 1, 3, 1);
 }
 
+static void attention_of_the_last_once(void) {
+    check_attention_last(70, 1, 64);
+}
+
 static void layernorm_once(void) {
     layernorm_backward_agrees_with_double_precision(NULL);
 }
@@ -566,6 +586,7 @@ static void a_barrier_left_out_is_reported(void **) {
     expect_race_without(4, "columns_kernel", layernorm_once);
     expect_race_without(5, "sort_pass_kernel", encoder_once);
     expect_race_without(6, "attention_forward_any_kernel", narrow_attention_once);
+    expect_race_without(7, "attention_last_kernel", attention_of_the_last_once);
 }
 #endif
 
@@ -588,6 +609,7 @@ int main(void) {
         seeded_test(attention_agrees_with_double_precision_for_any_length),
         seeded_test(attention_agrees_with_double_precision_for_any_head_size),
         seeded_test(attention_agrees_with_double_precision_for_many_heads),
+        seeded_test(attention_of_the_last_token_agrees_with_double_precision),
         seeded_test(attention_of_large_scores_does_not_overflow),
         seeded_test(classifier_agrees_with_double_precision),
         seeded_test(classifier_shows_non_finite_logits_in_the_loss),

@@ -318,7 +318,7 @@ static void options_survive_the_config_file(void **) {
         other_value(&option_table[i], texts[i], sizeof texts[i]);
         assert_true(option_set(&o, &option_table[i], texts[i]));
     }
-    o.sample_prompt = "  \"In the # beginning\"\\n,\nGod = ";
+    o.prompt = "  \"In the # beginning\"\\n,\nGod = ";
     o.lr = 0.1f + 0.2f;
     o.seed = UINT64_MAX;
     const char *path = temporary("options.cfg");
@@ -326,7 +326,7 @@ static void options_survive_the_config_file(void **) {
     options_default(&back);
     options_read_config(&back, path);
     assert_same_options(&o, &back);
-    assert_string_equal(back.sample_prompt, o.sample_prompt);
+    assert_string_equal(back.prompt, o.prompt);
     assert_true(back.lr == o.lr && back.seed == UINT64_MAX);
 }
 
@@ -1142,14 +1142,21 @@ static void bad_tokenizers_end_in_one_line(void **) {
     expect_death(run_tokenizer_open, "test/reference/tiny/model.bin", "found magic 20240326");
 }
 
+// The logits are used up.
+static int draw(const Sampler *s, const float *logits, int V, uint32_t stream, uint64_t position) {
+    float copy[64];
+    memcpy(copy, logits, sizeof(float) * (size_t)V);
+    return sampler_next(s, copy, V, stream, position);
+}
+
 static void samples_follow_the_softmax(void **) {
     const float logits[5] = {1.0f, -2.0f, 0.5f, 2.0f, -1e30f};
     enum { N = 100000 };
-    Sampler s = {1.3f, 0, 42};
+    Sampler s = {1.3f, 0, 1, 42};
     double sum = 0;
     int counts[5] = {0, 0, 0, 0, 0};
     for (int i = 0; i < 5; i++) sum += exp(logits[i] / 1.3);
-    for (uint64_t i = 0; i < N; i++) counts[sampler_next(&s, logits, 5, 1, i)]++;
+    for (uint64_t i = 0; i < N; i++) counts[draw(&s, logits, 5, 1, i)]++;
     for (int i = 0; i < 5; i++) {
         double p = exp(logits[i] / 1.3) / sum;
         assert_true(fabs(counts[i] - N * p) <= 5 * sqrt(N * p * (1 - p)));
@@ -1158,27 +1165,55 @@ static void samples_follow_the_softmax(void **) {
 
 static void top_k_and_temperature_narrow_the_choice(void **) {
     const float logits[5] = {1.0f, -2.0f, 0.5f, 2.0f, -3.0f};
-    Sampler s = {5.0f, 2, 42};
+    Sampler s = {5.0f, 2, 1, 42};
     int counts[5] = {0, 0, 0, 0, 0};
-    for (uint64_t i = 0; i < 1000; i++) counts[sampler_next(&s, logits, 5, 0, i)]++;
+    for (uint64_t i = 0; i < 1000; i++) counts[draw(&s, logits, 5, 0, i)]++;
     assert_true(counts[3] > 400 && counts[0] > 300 && counts[0] + counts[3] == 1000);
     s.top_k = 1;
-    assert_int_equal(sampler_next(&s, logits, 5, 0, 1), 3);
-    s = (Sampler){0.0f, 0, 42};
-    for (uint64_t i = 0; i < 100; i++) assert_int_equal(sampler_next(&s, logits, 5, 0, i), 3);
+    assert_int_equal(draw(&s, logits, 5, 0, 1), 3);
+    s = (Sampler){0.0f, 0, 1, 42};
+    for (uint64_t i = 0; i < 100; i++) assert_int_equal(draw(&s, logits, 5, 0, i), 3);
+}
+
+// Probabilities 0.5, 0.25, 0.125, 0.0625, 0.0625 in another order.
+static void top_p_keeps_the_fewest_tokens_that_have_the_share(void **) {
+    const float l = logf(2), logits[5] = {-3 * l, -4 * l, -l, -2 * l, -4 * l};
+    const struct {
+        float top_p;
+        int top_k;
+        bool kept[5];
+    } cases[] = {
+        {0, 0, {0, 0, 1, 0, 0}},     {0.49f, 0, {0, 0, 1, 0, 0}}, {0.51f, 0, {0, 0, 1, 1, 0}},
+        {0.74f, 0, {0, 0, 1, 1, 0}}, {0.76f, 0, {1, 0, 1, 1, 0}}, {0.88f, 0, {1, 1, 1, 1, 1}},
+        {1, 0, {1, 1, 1, 1, 1}},     {0.6f, 2, {0, 0, 1, 0, 0}},  {0.7f, 2, {0, 0, 1, 1, 0}},
+    };
+    for (auto &c : cases) {
+        Sampler s = {1, c.top_k, c.top_p, 42};
+        double sum = 0;
+        int counts[5] = {0, 0, 0, 0, 0};
+        enum { N = 4000 };
+        for (int i = 0; i < 5; i++) sum += c.kept[i] ? exp(logits[i]) : 0;
+        for (uint64_t i = 0; i < N; i++) counts[draw(&s, logits, 5, 3, i)]++;
+        for (int i = 0; i < 5; i++) {
+            double p = c.kept[i] ? exp(logits[i]) / sum : 0;
+            if (!(fabs(counts[i] - N * p) <= 5 * sqrt(N * p * (1 - p))))
+                fail_msg("top-p %g, top-k %d: expected token %d %.0f times in %d, found %d",
+                         (double)c.top_p, c.top_k, i, N * p, (int)N, counts[i]);
+        }
+    }
 }
 
 static void samples_are_a_function_of_seed_text_and_position(void **) {
     float logits[64];
     for (int i = 0; i < 64; i++) logits[i] = 0;
-    Sampler a = {1.0f, 0, 1}, b = {1.0f, 0, 2};
+    Sampler a = {1.0f, 0, 1, 1}, b = {1.0f, 0, 1, 2};
     int seeds = 0, streams = 0, positions = 0;
     for (uint64_t i = 0; i < 640; i++) {
-        int x = sampler_next(&a, logits, 64, 0, i);
-        assert_int_equal(x, sampler_next(&a, logits, 64, 0, i));
-        seeds += x == sampler_next(&b, logits, 64, 0, i);
-        streams += x == sampler_next(&a, logits, 64, 1, i);
-        positions += x == sampler_next(&a, logits, 64, 0, i + 1);
+        int x = draw(&a, logits, 64, 0, i);
+        assert_int_equal(x, draw(&a, logits, 64, 0, i));
+        seeds += x == draw(&b, logits, 64, 0, i);
+        streams += x == draw(&a, logits, 64, 1, i);
+        positions += x == draw(&a, logits, 64, 0, i + 1);
     }
     assert_true(seeds < 40 && streams < 40 && positions < 40);  // 10 are expected
 }
@@ -1426,6 +1461,7 @@ int main(void) {
         cmocka_unit_test(bad_tokenizers_end_in_one_line),
         cmocka_unit_test(samples_follow_the_softmax),
         cmocka_unit_test(top_k_and_temperature_narrow_the_choice),
+        cmocka_unit_test(top_p_keeps_the_fewest_tokens_that_have_the_share),
         cmocka_unit_test(samples_are_a_function_of_seed_text_and_position),
         cmocka_unit_test(logs_keep_every_digit_of_a_float),
         cmocka_unit_test(a_resumed_run_leaves_no_line_twice),

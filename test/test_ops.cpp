@@ -182,11 +182,12 @@ static void gelu_of_nan_is_nan(void **) {
 typedef struct {
     int rows, Cin, Cout;
 } Linear;
+// Single rows are products of another kind.
 // The last three: sums too long for one piece, and results that are written past the caches.
-static const Linear LINEARS[] = {{1, 1, 1},       {7, 3, 12},      {65, 12, 37},     {130, 64, 192},
-                                 {3, 768, 2304},  {300, 768, 96},  {270, 96, 1100},  {2, 64, 50304},
-                                 {40, 1100, 260}, {520, 257, 129}, {2200, 16, 1000}, {9, 8300, 70},
-                                 {530, 70, 8300}};
+static const Linear LINEARS[] = {{1, 1, 1},        {1, 257, 65},   {1, 768, 2304},  {7, 3, 12},
+                                 {65, 12, 37},     {130, 64, 192}, {3, 768, 2304},  {300, 768, 96},
+                                 {270, 96, 1100},  {2, 64, 50304}, {40, 1100, 260}, {520, 257, 129},
+                                 {2200, 16, 1000}, {9, 8300, 70},  {530, 70, 8300}};
 
 static void matmul_forward_is_inp_times_weight_transposed(void **) {
     for (auto &l : LINEARS) {
@@ -303,6 +304,25 @@ static void attention_is_softmax_of_earlier_tokens(void **) {
     }
 }
 
+// The last row of what attention_forward gives, for every number of tokens.
+static void attention_of_the_last_token_is_the_last_row(void **) {
+    for (auto &h : HEADS) {
+        int C = h.NH * h.HS;
+        Array qkv = random_array((size_t)h.T * 3 * C, 2);
+        AttentionReference ref = attention_reference(doubles(qkv), Doubles(), {1, h.T, h.NH, h.HS});
+        const double tolerance = attention_tolerance(ref);
+        for (int T = 1; T <= h.T; T += T < 9 ? 1 : 41) {
+            Sums row(ref.out.begin() + (size_t)(T - 1) * C, ref.out.begin() + (size_t)T * C);
+            check_threads("attention_last", [&] {
+                Array o(C);
+                attention_last(o.data(), qkv.data(), T, C, h.NH, NULL);
+                check("out", o, row, 1, tolerance);
+                return o;
+            });
+        }
+    }
+}
+
 static void attention_survives_large_scores(void **) {
     Heads h = {1, 600, 1, 16};
     Array qkv = random_array((size_t)h.T * 48, 60);
@@ -311,6 +331,8 @@ static void attention_survives_large_scores(void **) {
     Floats l(h.T);
     attention_forward(o.data(), l.data(), qkv.data(), 1, h.T, 16, 1, NULL);
     check("out", o, ref.out, 1, attention_tolerance(ref));
+    attention_last(o.data() + (h.T - 1) * 16, qkv.data(), h.T, 16, 1, NULL);
+    check("out of the last", o, ref.out, 1, attention_tolerance(ref));
     check("lse", l, ref.lse, 0, FP32);
 }
 
@@ -678,6 +700,7 @@ int main(void) {
         fresh_test(matmul_backward_weight_is_dout_transposed_times_inp),
         fresh_test(matmul_backward_weight_of_a_vocabulary_needs_no_bias),
         fresh_test(attention_is_softmax_of_earlier_tokens),
+        fresh_test(attention_of_the_last_token_is_the_last_row),
         fresh_test(attention_survives_large_scores),
         fresh_test(reference_gradients_agree_with_finite_differences),
 #if !PRECISION_BF16

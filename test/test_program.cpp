@@ -269,7 +269,7 @@ static void of_a_prompt_that_is_too_long_the_end_counts(void **) {
     const char *prompts[] = {"XXXXXXXXXXXX and the last are seen", "OOOO and the last are seen"};
     for (int i = 0; i < 2; i++) {
         o = run(PROGRAM " " SMALL "--steps 0 --sample-every 1 --sample-tokens 20 --temperature 0 "
-                        "--sample-prompt '%s'",
+                        "--prompt '%s'",
                 prompts[i]);
         const char *at = strstr(o.out, prompts[i]);
         char expected[100];
