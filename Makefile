@@ -11,7 +11,7 @@ DEVICE ?= $(shell nvidia-smi -L 2>/dev/null | grep -q GPU && command -v nvcc >/d
 O ?= build/$(DEVICE)
 CXX ?= g++
 WARN = -Wall -Wextra -Werror
-HEADERS = $(wildcard *.h *.cuh lib/*.h checkpoint/*.h generate/*.h plan/*.h) $(O)/flags
+HEADERS = $(wildcard *.h *.cuh lib/*.h checkpoint/*.h eval/*.h generate/*.h plan/*.h) $(O)/flags
 PRECISION_fp32 := 0
 PRECISION_bf16 := 1
 

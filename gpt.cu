@@ -43,12 +43,12 @@ struct Gpt {
     floatX *dresidual;                  // (B,T,C)
     floatX *logits;                     // (logits_rows, head_width)
     float *losses;                      // (B,T)
-    double *loss_sums, *all_loss_sums;  // (micro_steps) of this rank, (world, micro_steps)
+    double *loss_sums, *all_loss_sums;  // (sums_room) of this rank, (world, sums_room)
     int *tokens;                        // (2,B,T): tokens and targets of the current micro-batch
     void *workspace;
     size_t workspace_bytes;
     int *host_tokens;     // (micro_steps,2,B,T)
-    double *host_sums;    // (world*micro_steps + 3)
+    double *host_sums;    // (world*sums_room + 3)
     floatX *host_logits;  // (head_width)
 
     GptPiece *pieces;  // (npieces) of the rank's arrays
@@ -62,6 +62,12 @@ struct Gpt {
     floatX *params;        // of the borrowed unit
     float *grads;          // of the graded unit
 };
+
+// A step's losses and notes, or an evaluation's losses and tokens.
+static size_t sums_room(const GptConfig *c) {
+    size_t step = (size_t)c->fsdp.micro_steps + 1, evaluation = 2 * (size_t)c->B;
+    return step > evaluation ? step : evaluation;
+}
 
 // Columns of the logits: V rounded up so that rows stay aligned; the rows of wte beyond V are zero.
 static int head_width(const ModelConfig *m) {
@@ -184,7 +190,8 @@ static void plan_activations(Gpt *g) {
     const GptConfig *c = &g->c;
     Buffers *b = &g->buffers;
     size_t BT = (size_t)c->B * (size_t)c->T, btc = BT * (size_t)c->model.C * sizeof(floatX);
-    size_t width = (size_t)head_width(&c->model), accum = (size_t)c->fsdp.micro_steps;
+    size_t width = (size_t)head_width(&c->model), accum = (size_t)c->fsdp.micro_steps,
+           sums = sums_room(c);
     bool trains = !c->fsdp.forward_only, no_norm = c->recompute == RECOMPUTE_NORM,
          no_gelu = c->recompute == RECOMPUTE_GELU || no_norm;
     for (int l = 0; l < c->model.L; l++)
@@ -216,17 +223,17 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, "activations", &g->logits, (size_t)c->logits_rows * width * sizeof(floatX),
                 "logits");
     buffers_add(b, "activations", &g->losses, BT * sizeof(float), "losses");
-    buffers_add(b, "activations", &g->loss_sums, (accum + 1) * sizeof(double), "loss sums");
-    buffers_add(b, "activations", &g->all_loss_sums,
-                (accum + 1) * (size_t)c->fsdp.world * sizeof(double), "loss sums of all ranks");
+    buffers_add(b, "activations", &g->loss_sums, sums * sizeof(double), "loss sums");
+    buffers_add(b, "activations", &g->all_loss_sums, sums * (size_t)c->fsdp.world * sizeof(double),
+                "loss sums of all ranks");
     buffers_add(b, "activations", &g->tokens, 2 * BT * sizeof(int), "tokens and targets");
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
     g->workspace_bytes = ops_workspace_bytes(&dims);
     buffers_add(b, "activations", &g->workspace, g->workspace_bytes, "workspace of the ops");
     buffers_add(b, BUFFER_HOST, &g->host_tokens, (accum + 1) * 2 * BT * sizeof(int),
                 "tokens of a step");
-    buffers_add(b, BUFFER_HOST, &g->host_sums,
-                ((accum + 1) * (size_t)c->fsdp.world + 3) * sizeof(double), "loss sums");
+    buffers_add(b, BUFFER_HOST, &g->host_sums, (sums * (size_t)c->fsdp.world + 3) * sizeof(double),
+                "loss sums");
     buffers_add(b, BUFFER_HOST, &g->host_logits, width * sizeof(floatX), "logits of a sample");
 }
 
@@ -345,9 +352,9 @@ static void forward(Gpt *g) {
 
 // ---- head: logits, loss and their gradient, a chunk of rows at a time --------------------------
 
-// loss += sum of the losses of all rows. train: also dlnf (into scratch) and the
-// head's gradient of wte.
-static void head(Gpt *g, double *loss, bool train) {
+// sums (n) += sums of the losses of rows, n pieces of equal size. train: also dlnf (into scratch)
+// and the head's gradient of wte.
+static void head(Gpt *g, double *sums, int n, bool train) {
     const ModelConfig *m = &g->c.model;
     int rows = g->B * g->T, C = m->C, width = head_width(m);
     cudaStream_t s = g->f.compute;
@@ -362,16 +369,17 @@ static void head(Gpt *g, double *loss, bool train) {
             dwte + written, 0, (g->f.units[g->embedding].elements - written) * sizeof(float), s));
     }
     for (int at = 0; at < rows; at += g->c.logits_rows) {
-        int n = rows - at < g->c.logits_rows ? rows - at : g->c.logits_rows;
+        int now = rows - at < g->c.logits_rows ? rows - at : g->c.logits_rows;
         size_t offset = (size_t)at * (size_t)C;
-        matmul_forward(g->logits, g->lnf + offset, param(g, WTE, 0), NULL, n, C, width, s);
-        classifier(g->logits, g->losses + at, g->tokens + rows + at, n, m->V, width, train, s);
+        matmul_forward(g->logits, g->lnf + offset, param(g, WTE, 0), NULL, now, C, width, s);
+        classifier(g->logits, g->losses + at, g->tokens + rows + at, now, m->V, width, train, s);
         if (!train) continue;
-        matmul_backward_weight(dwte, NULL, g->logits, g->lnf + offset, n, C, width, at > 0, s);
-        matmul_backward_input(g->scratch + offset, g->logits, param(g, WTE, 0), NULL, n, C, width,
+        matmul_backward_weight(dwte, NULL, g->logits, g->lnf + offset, now, C, width, at > 0, s);
+        matmul_backward_input(g->scratch + offset, g->logits, param(g, WTE, 0), NULL, now, C, width,
                               s);
     }
-    sum_losses(loss, g->losses, rows, s);
+    for (int i = 0, piece = rows / n; i < n; i++)
+        sum_losses(sums + i, g->losses + i * piece, piece, s);
     give_back(g);
     if (train) fsdp_reduce(&g->f, g->embedding, 0);
 }
@@ -534,9 +542,9 @@ static int *gpt_inputs(Gpt *g, int micro_step) {
     return g->host_tokens + (size_t)micro_step * 2 * (size_t)g->c.B * (size_t)g->c.T;
 }
 
-static void send_inputs(Gpt *g, int micro_step) {
+static void send_inputs(Gpt *g, int micro_step, int T) {
     g->B = g->c.B;
-    g->T = g->c.T;
+    g->T = T;
     g->writes = false;
     g->before = 0;
     size_t bytes = 2 * (size_t)g->B * (size_t)g->T * sizeof(int);
@@ -548,10 +556,10 @@ static void gpt_micro_step(Gpt *g, int micro_step) {
     bool last = micro_step == g->c.fsdp.micro_steps - 1;
     g->f.micro_step = micro_step;
     fsdp_schedule(&g->f, g->train_visits, g->ntrain, !last);
-    send_inputs(g, micro_step);
+    send_inputs(g, micro_step, g->c.T);
     cudaCheck(cudaMemsetAsync(&g->loss_sums[micro_step], 0, sizeof(double), g->f.compute));
     forward(g);
-    head(g, &g->loss_sums[micro_step], true);
+    head(g, &g->loss_sums[micro_step], 1, true);
     backward(g);
 }
 
@@ -662,22 +670,25 @@ static const char *gpt_unit_name(const Gpt *g, int unit) {
     return g->f.units[unit].name;
 }
 
-static void gpt_evaluate(Gpt *g, double *loss, double *tokens) {
-    size_t BT = (size_t)g->c.B * (size_t)g->c.T;
-    const int *targets = gpt_inputs(g, 0) + BT;
-    double sums[2] = {0, 0};
-    for (size_t i = 0; i < BT; i++) sums[1] += targets[i] >= 0;
+static void gpt_evaluate(Gpt *g, int T, double *loss, double *tokens) {
+    int B = g->c.B;
+    const int *targets = gpt_inputs(g, 0) + B * T;
+    double *sums = g->host_sums;  // (2,B): losses, tokens
+    memset(sums, 0, sizeof(double) * 2 * (size_t)B);
+    for (int i = 0; i < B * T; i++) sums[B + i / T] += targets[i] >= 0;
     fsdp_schedule(&g->f, g->eval_visits, g->neval, false);
-    send_inputs(g, 0);
-    cudaCheck(
-        cudaMemcpyAsync(g->loss_sums, sums, sizeof sums, cudaMemcpyHostToDevice, g->f.compute));
+    send_inputs(g, 0, T);
+    cudaCheck(cudaMemcpyAsync(g->loss_sums, sums, sizeof(double) * 2 * (size_t)B,
+                              cudaMemcpyHostToDevice, g->f.compute));
     forward(g);
-    head(g, g->loss_sums, false);
-    gather_sums(g, 2);
+    head(g, g->loss_sums, B, false);
+    gather_sums(g, 2 * B);
     cudaCheck(cudaStreamSynchronize(g->f.reduce));
     fsdp_take_counters(&g->f);  // those of a step are its own
-    for (int r = 0; r < g->c.fsdp.world; r++)
-        loss[r] = g->host_sums[2 * r], tokens[r] = g->host_sums[2 * r + 1];
+    for (int i = 0; i < g->c.fsdp.world * B; i++) {
+        const double *rank = g->host_sums + 2 * B * (i / B);
+        loss[i] = rank[i % B], tokens[i] = rank[B + i % B];
+    }
 }
 
 // T tokens of a text to the logits after token n of them.

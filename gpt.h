@@ -93,8 +93,9 @@ typedef struct {
     uint64_t (*checksum)(Gpt *g, GptArray array);
     int (*units)(const Gpt *g);
     const char *(*unit_name)(const Gpt *g, int unit);
-    // Sums over one micro-batch of every rank; loss and tokens hold one value a rank.
-    void (*evaluate)(Gpt *g, double *loss, double *tokens);
+    // Sums over each sequence of one micro-batch of every rank: loss and tokens are (world, B). Its
+    // sequences have T tokens, at most config's; they and their targets lie in inputs(g, 0).
+    void (*evaluate)(Gpt *g, int T, double *loss, double *tokens);
     // A text, token by token: logits (V) after its first n tokens, at most T, and after each one
     // that follows. Every rank has to call with the same tokens, and nothing else may be computed
     // in between.

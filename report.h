@@ -153,10 +153,20 @@ static void report_validation(bool json, long step, long steps, double loss, boo
         json_number(stdout, loss, 9);
         printf("}\n");
     } else {
-        printf("step %ld/%ld  validation loss %.4f", step, steps, loss);
-        if (bits) printf(" (%.3f bits a byte)", loss / log(2.0));
-        printf("\n");
+        printf("step %ld/%ld  validation loss %.4f (", step, steps, loss);
+        if (bits) printf("%.3f bits a byte, ", loss / log(2.0));
+        printf("perplexity %.2f)\n", exp(loss));
     }
+    flush_stdout();
+}
+
+static void report_eval(bool json, long step, long steps, int right, int examples) {
+    double share = (double)right / examples;
+    if (json)
+        printf("{\"step\":%ld,\"eval\":%.9g,\"right\":%d,\"examples\":%d}\n", step, share, right,
+               examples);
+    else
+        printf("step %ld/%ld  eval %.4f (%d of %d)\n", step, steps, share, right, examples);
     flush_stdout();
 }
 

@@ -5,6 +5,8 @@
 #include "checkpoint/hugging_face.h"
 #include "checkpoint/resume.h"
 #include "checkpoint/save.h"
+#include "eval/hellaswag.h"
+#include "eval/validation.h"
 #include "generate/generate.h"
 #include "lib/clock.h"
 #include "lib/outcome.h"
@@ -34,6 +36,7 @@ typedef struct {
     long steps;
     bool text;  // data are bytes
     DataLoader train, val;
+    Eval eval;
     Tokenizer tokenizer;  // V == 0: none
     Writer writer;        // of samples and --generate
     Logger logger;
@@ -113,8 +116,8 @@ static const GptCode *choose_code(bool bf16) {
 static void settle_generation(Run *r, bool shard_given) {
     Options *o = &r->o;
     if (o->plan != PLAN_NO) die_all("--plan is of a training: leave out --generate");
-    if (o->train[0] || o->val[0])
-        die_all("--generate %d prints text and trains nothing: leave out --train and --val",
+    if (o->train[0] || o->val[0] || o->eval[0])
+        die_all("--generate %d prints text and nothing else: leave out --train, --val and --eval",
                 o->generate);
     if (!r->resumed[0] && !model_is_hf(o->model) && !model_is_file(o->model))
         die_all("--generate %d: expected a trained model, --model FILE or --resume FOLDER, found "
@@ -238,6 +241,7 @@ static void open_data(Run *r) {
                 data_kind_name(r->train.files[0].kind), data_kind_name(r->val.files[0].kind));
     if (o->train[0]) dataloader_check(&r->train);
     if (o->val[0]) dataloader_check(&r->val);
+    if (o->eval[0]) r->eval = eval_open(o->eval, c->model.V, c->T);
     if (r->text) r->tokenizer = tokenizer_of_bytes();
     if (c->writes) prepare_writer(r);
 }
@@ -403,6 +407,7 @@ static void check_agreement(Run *r) {
         if (data[i])
             fprintf(f, "%s\t%d files of %" PRIu64 " tokens (%016" PRIx64 ")\n", names[i],
                     data[i]->file_count, data[i]->tokens, dataloader_fingerprint(data[i]));
+    if (r->o.eval[0]) fprintf(f, "the examples of --eval\t%016" PRIx64 "\n", r->eval.checksum);
     if (r->resumed[0]) fprintf(f, "the checkpoint\t%016" PRIx64 "\n", r->checkpoint.checksum);
     fclose_check(f, "the options");
     ranks_agree(&r->ranks, text);
@@ -637,36 +642,20 @@ static void mark_done(const Run *r) {
 
 // ---- validation and samples: every rank takes part ---------------------------------------------
 
-// Mean loss over the first val-batches micro-batches, the same for any number of ranks.
-static double validate(Run *r) {
-    uint64_t batches = dataloader_batches(&r->val), wanted = (uint64_t)r->o.val_batches;
-    if (batches > wanted) batches = wanted;
-    int world = r->ranks.world;
-    size_t BT = (size_t)r->config.B * (size_t)r->config.T;
-    double loss = 0, tokens = 0;
-    double *losses = (double *)malloc_check(2 * sizeof(double) * (size_t)world),
-           *counts = losses + world;
-    int *inputs = r->code->inputs(r->gpt, 0);
-    for (uint64_t at = 0; at < batches; at += (uint64_t)world) {
-        uint64_t batch = at + (uint64_t)r->ranks.rank;
-        DataSpan span = {batch * (uint64_t)r->config.B, 0, 1};
-        bool there = batch < batches && dataloader_fetch(&r->val, span, inputs, &r->failure);
-        for (size_t i = 0; !there && i < BT; i++)
-            inputs[i] = 0, inputs[BT + i] = -1;  // nothing for this rank
-        r->code->evaluate(r->gpt, losses, counts);
-        process_alive();
-        for (int i = 0; i < world; i++) loss += losses[i], tokens += counts[i];
-    }
-    free(losses);
-    return plain_nan(loss / tokens);
-}
-
 static void run_validation(Run *r, long step) {
-    double loss = r->outcome.loss = validate(r);
+    double loss = r->outcome.loss = plain_nan(validation_loss(
+        &r->val, (uint64_t)r->o.val_batches, r->code, r->gpt, &r->config, &r->ranks, &r->failure));
     if (ranks_any(&r->ranks, r->failure.text[0] != 0)) end_whole(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
     report_validation(r->o.json, step, r->steps, loss, r->text);
+}
+
+static void run_eval(Run *r, long step) {
+    int right = eval_run(&r->eval, r->code, r->gpt, &r->config, &r->ranks);
+    if (r->ranks.rank != 0) return;
+    logger_eval(&r->logger, step, right, r->eval.nexamples);
+    report_eval(r->o.json, step, r->steps, right, r->eval.nexamples);
 }
 
 static void run_samples(Run *r, long step) {
@@ -829,7 +818,9 @@ static void train(Run *r) {
     for (long step; (step = r->state.step) <= r->steps;) {
         process.step = step;
         bool last = step == r->steps;
-        if (o->val[0] && (due(o->val_every, step) || last)) run_validation(r, step);
+        bool validates = due(o->val_every, step) || last;
+        if (o->val[0] && validates) run_validation(r, step);
+        if (o->eval[0] && validates) run_eval(r, step);
         if (o->sample_every && (due(o->sample_every, step) || last)) run_samples(r, step);
         if (last) break;
         double began = clock_ms(), lr = schedule_lr(&schedule, step);
@@ -872,6 +863,7 @@ static void finish(Run *r) {
     logger_close(&r->logger);
     if (r->o.train[0]) dataloader_close(&r->train);
     if (r->o.val[0]) dataloader_close(&r->val);
+    if (r->o.eval[0]) eval_close(&r->eval);
     if (r->config.writes) writer_finish(&r->writer);
     if (r->tokenizer.V) tokenizer_close(&r->tokenizer);
     r->code->finish(r->gpt);

@@ -101,7 +101,8 @@ static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, 
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         const char *value = resume_value(x, row);
-        bool data = row == option_find("train") || row == option_find("val");
+        bool data =
+            row == option_find("train") || row == option_find("val") || row == option_find("eval");
         if (value && (trains || !data)) option_set_or_die(o, row, value, "index.json: ");
     }
     options_command_line(o, argc, argv);
@@ -113,8 +114,8 @@ static inline void resume_print_differences(const Options *o, const CheckpointIn
         const Option *row = &option_table[i];
         const char *before = resume_value(x, row);
         char now[PATH_BYTES];
-        bool of_steps =
-            row == option_find("steps") || row == option_find("train") || row == option_find("val");
+        bool of_steps = row == option_find("steps") || row == option_find("train") ||
+                        row == option_find("val") || row == option_find("eval");
         if (!before || (o->steps == 0 && of_steps)) continue;
         option_print_value(o, row, now, sizeof now);
         if (!strcmp(before, now)) continue;

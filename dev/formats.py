@@ -5,7 +5,7 @@ import glob
 import numpy as np
 
 MODEL_MAGIC, SHARD_MAGIC, SHARD32_MAGIC = 20240326, 20240520, 20240801
-DEBUG_MAGIC = 20240327
+DEBUG_MAGIC, EVAL_MAGIC = 20240327, 20240522
 TEXT_EOT = 256
 
 
@@ -126,3 +126,19 @@ def write_debug_state(path, x, y, logits, loss, grads, config):
         f.write(logits.astype("<f4").tobytes() + np.float32(loss).tobytes())
         for name, _, _ in tensors(config["T"], config["V"], config["C"]):
             f.write(grads[name].astype("<f4").tobytes())
+
+
+def write_eval(path, examples):
+    """examples: of each the label, the tokens of the context, and a list of those of each ending."""
+    words, longest = [], 0
+    for number, (label, context, endings) in enumerate(examples):
+        body = [number & 0xFFFF, label, len(endings), len(context), *context]
+        for ending in endings:
+            body += [len(ending), *ending]
+        bytes = 2 * (2 + len(body))
+        assert bytes < 65536, f"example {number} has {bytes} bytes"
+        words += [65535, bytes, *body]
+        longest = max(longest, bytes)
+    with open(path, "wb") as f:
+        f.write(header(EVAL_MAGIC, 1, len(examples), longest))
+        f.write(np.asarray(words, "<u2").tobytes())

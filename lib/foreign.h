@@ -32,7 +32,7 @@ static const struct {
     {FOREIGN_MAGIC("\xc6\xd7\x34\x01"), "a model.bin, which --model takes; expected data"},
     {FOREIGN_MAGIC("\xc7\xd7\x34\x01"), "a debug_state.bin of llm.c's; expected data"},
     {FOREIGN_MAGIC("\xc8\xd7\x34\x01"), "a tokenizer.bin, which --tokenizer takes; expected data"},
-    {FOREIGN_MAGIC("\x8a\xd8\x34\x01"), "HellaSwag examples of llm.c's; expected data"},
+    {FOREIGN_MAGIC("\x8a\xd8\x34\x01"), "HellaSwag examples of llm.c's, for --eval; expected data"},
     {FOREIGN_MAGIC("\xff\xfe\0\0"),
      "text in UTF-32; iconv -f UTF-32 -t UTF-8 makes it text in UTF-8"},
     {FOREIGN_MAGIC("\xff\xfe"), "text in UTF-16; iconv -f UTF-16 -t UTF-8 makes it text in UTF-8"},

@@ -185,6 +185,14 @@ static inline void logger_validation(Logger *l, long step, double loss) {
     logger_flush(l);
 }
 
+static inline void logger_eval(Logger *l, long step, int right, int examples) {
+    if (!logger_begin(l)) return;
+    fprintf(l->log, "s:%ld eval:%.9g\n", step, (double)right / examples);
+    fprintf(l->metrics, "{\"step\":%ld,\"eval\":%.9g,\"right\":%d,\"examples\":%d}\n", step,
+            (double)right / examples, right, examples);
+    logger_flush(l);
+}
+
 // text: n bytes.
 static inline void logger_sample(Logger *l, long step, const char *text, size_t n) {
     if (!logger_begin(l)) return;

@@ -37,6 +37,7 @@ TEXT  (model,           "e", "gpt2:L=6,C=384,NH=6,T=256", INPUT,        "gpt2:d6
 GROUP("Data") \
 TEXT  (train,           "i", "", INPUT_FILES,                           "training data: llm.c token shards (.bin) or plain text files; a glob, a,b or {a,b}.txt") \
 TEXT  (val,             "j", "", INPUT_FILES,                           "validation data, of the same kind; empty: no validation") \
+TEXT  (eval,            "",  "", INPUT,                                 "examples with several endings, at every validation the share of those whose right one the model finds: llm.c's hellaswag_val.bin") \
 TEXT  (tokenizer,       "",  "", INPUT,                                 "llm.c's tokenizer.bin: texts and prompts are read as its tokens, samples written in them; without it texts are bytes") \
 TEXT  (token_folder,    "",  "", NO_PATH,                               "folder in which the tokens of texts are kept and found again; empty: beside each text") \
 FLAG  (overfit,         "a",                                            "train on the first batch over and over") \
@@ -231,7 +232,7 @@ static inline int edit_distance(const char *a, const char *b) {
 static const struct {
     const char *flag, *neutral /* "": none, *: any */, *was, *instead;
 } llmc_flags[] = {
-    {"h", "0", "HellaSwag evaluation", "not available yet"},
+    {"h", "0", "HellaSwag evaluation", "use --eval FILE"},
     {"lg", "-1", "steps between logs of the GPU's state",
      "leave it out, the program has no such log"},
     {"f", "0", "TF32 products", "use --precision fp32|bf16"},

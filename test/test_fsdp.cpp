@@ -95,13 +95,13 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
             snprintf(path, sizeof path, rank ? "%s.%d" : "%s", c->trace, rank);
             code->trace_stop(g, path);
         }
-        double loss[MOST_RANKS] = {0}, tokens[MOST_RANKS] = {1};
+        double loss[2 * MOST_RANKS] = {0}, tokens[2 * MOST_RANKS] = {1, 1};
         fill_batch(code->inputs(g, 0), 1000);
-        if (!c->train_only) code->evaluate(g, loss, tokens);
+        if (!c->train_only) code->evaluate(g, 7, loss, tokens);
         out->counters[rank] = s.counters;
         if (rank == 0)
             out->loss[step] = s.loss, out->norm[step] = s.norm,
-            out->val[step] = loss[0] / tokens[0];
+            out->val[step] = (loss[0] + loss[1]) / (tokens[0] + tokens[1]);
     }
     out->allocated_late = cpu_allocation_count() - allocations;
     out->allocated = cpu_allocated_bytes();

@@ -196,7 +196,7 @@ static void flags_of_llmc_that_are_not_here_are_explained(void **) {
         {"-f 1", "-f, in llm.c `TF32 products`: use --precision"},
         {"-w 0", "parameter shards are always fp32"},
         {"-w", "parameter shards are always fp32"},
-        {"-h 1", "-h, in llm.c `HellaSwag evaluation`: not available yet"},
+        {"-h 1", "-h, in llm.c `HellaSwag evaluation`: use --eval FILE"},
         {"-pn 8", "use mpirun -n N or --ranks N"},
         {"--pn 8", "unknown option --pn"}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++)

@@ -1,0 +1,32 @@
+// eval/validation.h: the mean loss over validation data.
+#pragma once
+
+#include "dataloader.h"
+#include "gpt.h"
+#include "ranks.h"
+
+// Over the first `most` micro-batches, the same for any number of ranks: micro-batch m is computed
+// by rank m % world. Every rank takes part; what fails on one is in its failure.
+static inline double validation_loss(DataLoader *data, uint64_t most, const GptCode *code, Gpt *g,
+                                     const GptConfig *config, const Ranks *ranks,
+                                     Failure *failure) {
+    uint64_t batches = dataloader_batches(data), world = (uint64_t)ranks->world,
+             B = (uint64_t)config->B;
+    if (batches > most) batches = most;
+    size_t BT = (size_t)config->B * (size_t)config->T;
+    double loss = 0, tokens = 0, *losses = (double *)malloc_check(2 * sizeof(double) * world * B),
+           *counts = losses + world * B;
+    int *inputs = code->inputs(g, 0);
+    for (uint64_t at = 0; at < batches; at += world) {
+        uint64_t batch = at + (uint64_t)ranks->rank;
+        DataSpan span = {batch * B, 0, 1};
+        bool there = batch < batches && dataloader_fetch(data, span, inputs, failure);
+        for (size_t i = 0; !there && i < BT; i++)
+            inputs[i] = 0, inputs[BT + i] = -1;  // nothing for this rank
+        code->evaluate(g, config->T, losses, counts);
+        process_alive();
+        for (uint64_t i = 0; i < world * B; i++) loss += losses[i], tokens += counts[i];
+    }
+    free(losses);
+    return loss / tokens;
+}
