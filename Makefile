@@ -18,8 +18,10 @@ PRECISION_bf16 := 1
 # MPI: where mpicc answers.
 MPI ?= $(shell command -v mpicc >/dev/null && echo 1 || echo 0)
 ifeq ($(MPI),1)
-MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX $(shell mpicc --showme:compile)
-MPI_LIBS = $(shell mpicc --showme:link)
+# Open MPI's wrapper and MPICH's both show the whole command.
+MPI_WORDS := $(shell mpicc -show)
+MPI_FLAGS = -DUSE_MPI -DOMPI_SKIP_MPICXX -DMPICH_SKIP_MPICXX $(filter -I% -D% -pthread,$(MPI_WORDS))
+MPI_LIBS = $(filter -L% -l% -Wl% -pthread,$(MPI_WORDS))
 endif
 LIBS = -ljansson -lpcre2-8 $(MPI_LIBS)
 

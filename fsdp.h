@@ -862,7 +862,7 @@ static void for_gradients(Fsdp *f, void (*function)(Fsdp *, const float *, size_
 // Leaves the sum of squares of the whole gradient in f->sums, the same on all ranks.
 static void sum_squares(Fsdp *f) {
     bool ordered = f->c.ordered;
-    ncclComm_t comm = ordered ? f->world_comm : f->reduce_comm;
+    ncclComm_t comm = f->world_comm;
     if (defect("swapped") && f->c.rank == 1)
         ncclCheck(ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
     cudaCheck(cudaMemsetAsync(f->sums, 0, 3 * sizeof(double), f->reduce));
@@ -872,8 +872,9 @@ static void sum_squares(Fsdp *f) {
         counted(f, "maximum", "the gradient", allreduced_bytes, sizeof(float),
                 ncclAllReduce(f->absmax, f->absmax, 1, ncclFloat32, ncclMax, comm, f->reduce));
     }
-    // In world-wide sums the replicas of a shard count once.
-    if (!ordered || f->replica == 0) for_gradients(f, squares_of);
+    // Replicas of a shard count once, and all ranks get the one sum: with a sum of its own, a group
+    // could clip by another factor in the last bit, and its replica would drift away for good.
+    if (f->replica == 0) for_gradients(f, squares_of);
     counted(f, "norm", "the gradient", allreduced_bytes, 3 * sizeof(double),
             ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
 }

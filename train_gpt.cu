@@ -248,18 +248,47 @@ static void open_data(Run *r) {
 
 // ---- start -------------------------------------------------------------------------------------
 
+#ifndef DEVICE_CPU
+// NCCL does not support several ranks on one GPU ("Using multiple NCCL communicators concurrently",
+// and its error "Duplicate GPU detected"). A GPU is known by its place on the PCI bus of a machine,
+// whatever number a rank sees it under; a machine by the identifier that its kernel made at boot.
+static void check_own_gpu(Run *r, int device) {
+    char text[128] = "", bus[32];
+    cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (!f || !fgets(text, sizeof text - sizeof bus, f))
+        gethostname(text, sizeof text - sizeof bus);
+    if (f) fclose(f);
+    strcat(text, bus);
+    const int world = r->ranks.world, rank = r->ranks.rank;
+    uint64_t *gpus = (uint64_t *)calloc((size_t)world, sizeof *gpus);
+    if (!gpus) die("out of memory for %d ranks", world);
+    gpus[rank] = checksum_text(text, strlen(text));
+    ranks_sum(&r->ranks, gpus, (size_t)world);
+    for (int i = 0; i < rank; i++)
+        if (gpus[i] == gpus[rank])
+            die("ranks %d and %d share the GPU %s: expected a GPU for each rank; start fewer ranks "
+                "on "
+                "this machine, or let the launcher give each rank its own",
+                i, rank, bus);
+    free(gpus);
+}
+#endif
+
 static void start_device(Run *r) {
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0)
         die_all("no GPU answers (%s); on a machine without one build with: make DEVICE=cpu",
                 cudaGetErrorString(e));
-    if (r->ranks.local_world > devices && devices > 1)
-        die_all("%d ranks on a node with %d GPUs: start at most one rank for each GPU",
-                r->ranks.local_world, devices);
-    cudaSetDevice(r->ranks.local_rank % devices);
+    // With one GPU in sight, each rank may have been given another one.
+    const int device = r->ranks.local_rank % devices;
+    cudaCheck(cudaSetDevice(device));
     cudaDeviceProp properties;
-    cudaGetDeviceProperties(&properties, r->ranks.local_rank % devices);
+    cudaCheck(cudaGetDeviceProperties(&properties, device));
+#ifndef DEVICE_CPU
+    check_own_gpu(r, device);
+#endif
     snprintf(r->device, sizeof r->device, "%s", properties.name);
     r->peak = peak_flops(r->device, options_dtypes(&r->o).gather == DTYPE_BF16);
 #ifdef DEVICE_CPU
@@ -485,7 +514,6 @@ static Cluster choose_cluster(const Run *r) {
 
 // rows: of the table, before other rooms added theirs.
 NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
-    if (r->ranks.rank != 0) exit(0);  // under mpirun too, one answers
     Question q = {};
     char code[128];
     q.options = &r->o, q.model = r->config.model;

@@ -22,6 +22,7 @@ struct Settings {
     int kernel_seconds = 120;   // EMU_KERNEL_SECONDS of processor time for one launch: it spins
     size_t memory = 0;          // EMU_MEMORY, bytes of device memory
     int devices = 0;            // EMU_DEVICES
+    int pci_bus = 0;            // EMU_PCI_BUS
     int multiprocessors = 0;    // EMU_SMS
     bool trace = false;         // EMU_TRACE: print each operation as it runs
 };

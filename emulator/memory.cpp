@@ -327,6 +327,15 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *p, int d) {
     p->unifiedAddressing = 1;
     return cudaSuccess;
 }
+// EMU_PCI_BUS: the bus of the first device, so that ranks on one of their own each can be told from
+// ranks on the same one.
+cudaError_t cudaDeviceGetPCIBusId(char *bus, int room, int d) {
+    MAY_FAIL(cudaErrorInvalidDevice);
+    if (d < 0 || d >= settings().devices) return set_error(cudaErrorInvalidDevice);
+    if (room < 13) return set_error(cudaErrorInvalidValue);
+    snprintf(bus, (size_t)room, "0000:%02x:00.0", (settings().pci_bus + d) & 255);
+    return cudaSuccess;
+}
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int d) {
     MAY_FAIL(cudaErrorInvalidDevice);
     cudaDeviceProp p;

@@ -163,7 +163,7 @@ ncclComm *open_communicator(int pid, int fd, int ranks, int r) {
     communicators.push_back(c);
     int device;
     cudaGetDevice(&device);
-    c->me().device = device;
+    c->me().device = settings().pci_bus + device;  // its place, whatever number it has here
     c->me().pid = (int)getpid();
     c->shared->joined++;
     wait_until(c, "ncclCommInitRank", [&] { return c->shared->joined >= ranks; });

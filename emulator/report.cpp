@@ -53,6 +53,7 @@ const Settings &settings() {
     s.kernel_seconds = (int)number("EMU_KERNEL_SECONDS", 120);
     s.memory = (size_t)number("EMU_MEMORY", 16e9);
     s.devices = (int)number("EMU_DEVICES", 64);
+    s.pci_bus = (int)number("EMU_PCI_BUS", 0);
     s.multiprocessors = (int)number("EMU_SMS", 4);
     s.trace = number("EMU_TRACE", 0) != 0;
     return s;

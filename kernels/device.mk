@@ -1,4 +1,5 @@
-# kernels/device.mk: how the program is built for GPUs. ARCH narrows the code to some of sm_80 sm_90 sm_100.
+# kernels/device.mk: how the program is built for GPUs. ARCH narrows the code to some of sm_80 sm_90 sm_100; the last
+# of them comes as PTX too.
 WHY = $(if $(filter command line environment,$(origin DEVICE)),as asked,a GPU answers)
 PRODUCTS = cuBLASLt
 ARCH ?= 80 90 100
@@ -12,16 +13,21 @@ $(call need,cublasLt.h,the CUDA toolkit's libcublas-dev-13-0,-I$(CUDA)/include)
 $(call need,nccl.h,NVIDIA's libnccl-dev,-I$(CUDA)/include)
 
 comma = ,
+# Code for each of them, and PTX of the last, which the driver compiles for newer ones.
+GENCODE = $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) \
+          -gencode arch=compute_$(lastword $(ARCH))$(comma)code=compute_$(lastword $(ARCH))
+# nvcc knows some of the host compiler's flags only; the others it passes on.
+for_nvcc = $(foreach f,$(1),$(if $(filter -I% -D% -L% -l%,$(f)),$(f),$(if $(filter -Wl%,$(f)),$(f:-Wl%=-Xlinker %),-Xcompiler $(f))))
 NVCC_FLAGS = -std=c++17 -O3 -lineinfo --expt-relaxed-constexpr -Werror all-warnings -Xcompiler -Wall$(comma)-Wextra$(comma)-Wno-unused-function$(comma)-Wno-unused-parameter$(comma)-fopenmp \
-             $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -I. $(EXTRA_FLAGS)
+             $(GENCODE) -I. $(EXTRA_FLAGS)
 CUDA_LIBS = -L$(CUDA)/lib64 -L$(CUDA)/lib -lcublasLt -lnccl $(LIBS) -lpthread
 CUDA_HEADERS = $(HEADERS) $(wildcard kernels/*.cuh)
 
 $(O)/train_gpt: $(O)/train_gpt.o $(O)/gpt_fp32.o $(O)/gpt_bf16.o $(PLAN_MODELS)
-	$(NVCC) $(foreach a,$(ARCH),-gencode arch=compute_$(a)$(comma)code=sm_$(a)) -Xcompiler -fopenmp $^ -o $@ $(patsubst -Wl%,-Xlinker %,$(CUDA_LIBS))
+	$(NVCC) $(GENCODE) -Xcompiler -fopenmp $^ -o $@ $(call for_nvcc,$(CUDA_LIBS))
 
 $(O)/train_gpt.o: train_gpt.cu $(CUDA_HEADERS) | $(O)
-	$(NVCC) $(NVCC_FLAGS) $(MPI_FLAGS) -c $< -o $@
+	$(NVCC) $(NVCC_FLAGS) $(call for_nvcc,$(MPI_FLAGS)) -c $< -o $@
 
 
 

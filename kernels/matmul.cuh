@@ -13,8 +13,6 @@
 
 #include <cublasLt.h>
 
-#define PRODUCTS_MAX 512
-
 #define cublasCheck(call)                                                                          \
     do {                                                                                           \
         cublasStatus_t e_ = (call);                                                                \
@@ -27,8 +25,7 @@ typedef enum { PRODUCT_FORWARD, PRODUCT_BACKWARD_INPUT, PRODUCT_BACKWARD_WEIGHT 
 typedef struct {
     ProductKind kind;
     int rows, Cin, Cout;
-    bool fused;     // with bias (forward) or GELU's derivative (backward input)
-    int alignment;  // bytes that all pointers are multiples of, at most 256
+    bool fused;  // with bias (forward) or GELU's derivative (backward input)
 } ProductKey;
 
 typedef struct {
@@ -43,14 +40,14 @@ static struct {
     cublasLtHandle_t handle;
     void *workspace;
     Product *made;
-    int count;
+    int count, room;
 } products;
 
 static void products_init(void *room) {
     cublasCheck(cublasLtCreate(&products.handle));
     products.workspace = room;
-    products.made = (Product *)malloc_check(PRODUCTS_MAX * sizeof(Product));
-    products.count = 0;
+    products.made = NULL;
+    products.count = products.room = 0;
 }
 
 static void products_destroy(void) {
@@ -111,11 +108,21 @@ static void describe_product(Product *p) {
     }
 }
 
+// Bytes that the chosen algorithm may expect every pointer to be a multiple of. It follows from the
+// shape alone, not from where a tensor happens to lie, so that the algorithm, and with it the bits,
+// are the same for any units and any number of ranks: all tensors start at multiples of 64 bytes
+// (FSDP_ALIGN, cudaMalloc), parts of them begin with a whole row. 16 bytes are the widest access of
+// a thread, and what TMA asks of an address (CUDA C++ Programming Guide, "Tensor Memory Access").
+static size_t product_alignment(const ProductKey *k) {
+    size_t rows = ((size_t)k->Cin | (size_t)k->Cout) * sizeof(floatX) | 16;
+    return rows & (~rows + 1);
+}
+
 static void choose_algorithm(Product *p) {
     cublasLtMatmulPreference_t preference;
     cublasLtMatmulHeuristicResult_t found;
     size_t room = PRODUCT_WORKSPACE;
-    uint32_t alignment = (uint32_t)p->key.alignment;
+    uint32_t alignment = (uint32_t)product_alignment(&p->key);
     int n = 0;
     cublasCheck(cublasLtMatmulPreferenceCreate(&preference));
     cublasCheck(cublasLtMatmulPreferenceSetAttribute(
@@ -139,7 +146,7 @@ static void choose_algorithm(Product *p) {
 
 static bool same_product(const ProductKey *x, const ProductKey *y) {
     return x->kind == y->kind && x->rows == y->rows && x->Cin == y->Cin && x->Cout == y->Cout &&
-           x->fused == y->fused && x->alignment == y->alignment;
+           x->fused == y->fused;
 }
 
 // The array that the product's end reads: bias, or the input of GELU.
@@ -153,14 +160,17 @@ static void set_fused(Product *p, const floatX *fuse) {
 static Product *product_for(const ProductKey *key) {
     for (int i = 0; i < products.count; i++)
         if (same_product(&products.made[i].key, key)) return &products.made[i];
-    if (products.count == PRODUCTS_MAX)
-        die("matrix products: expected at most %d shapes", PRODUCTS_MAX);
+    if (products.count == products.room) {
+        products.room = products.room ? 2 * products.room : 64;
+        products.made =
+            (Product *)realloc_check(products.made, (size_t)products.room * sizeof(Product));
+    }
     Product *p = &products.made[products.count++];
     *p = Product();
     p->key = *key;
     describe_product(p);
     // The heuristic derives the alignment it may expect from the pointer.
-    if (key->fused) set_fused(p, (const floatX *)(size_t)key->alignment);
+    if (key->fused) set_fused(p, (const floatX *)product_alignment(key));
     choose_algorithm(p);
     return p;
 }
@@ -168,8 +178,11 @@ static Product *product_for(const ProductKey *key) {
 // c = a * b, or c + a * b. fuse: bias or pre; NULL: plain. False if the fused form does not exist.
 static bool product(ProductKind kind, void *c, const void *a, const void *b, const floatX *fuse,
                     int rows, int Cin, int Cout, bool accumulate, cudaStream_t stream) {
-    size_t bits = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse | 256;
-    ProductKey key = {kind, rows, Cin, Cout, fuse != NULL, (int)(bits & (~bits + 1))};
+    const ProductKey key = {kind, rows, Cin, Cout, fuse != NULL};
+    const size_t pointers = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse;
+    if (pointers % product_alignment(&key))
+        die("a product of rows %d, Cin %d, Cout %d: expected arrays at multiples of %zu bytes",
+            rows, Cin, Cout, product_alignment(&key));
     Product *p = product_for(&key);
     if (!p->possible) return false;
     if (fuse) set_fused(p, fuse);

@@ -85,9 +85,9 @@ INT   (ranks,           "",  "0",   0, 4096,                            "start t
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \
 CHOICE(shard,           "z", "full", "full=3|grads=2|states=1|none=0|hybrid:node|hybrid:K", "what is sharded: parameters, gradients and states (full, ZeRO-3), gradients and states, states, nothing, or all within groups of K ranks") \
 CHOICE(unit,            "",  "layer", "matrix|half|layer|layers:K",     "what travels in one collective: a weight matrix, attention or MLP, a block, K blocks") \
-INT   (gather_buffers,  "",  "2",   1, 3,                               "units whose gathered parameters are held at a time") \
+INT   (gather_buffers,  "",  "2",   1, 64,                              "units whose gathered parameters are held at a time") \
 INT   (grad_buffers,    "",  "2",   1, 2,                               "units whose full gradients are held at a time") \
-INT   (prefetch,        "",  "-1",  -1, 2,                              "units that are gathered ahead of their use; -1: as many as the buffers allow") \
+INT   (prefetch,        "",  "-1",  -1, 63,                             "units that are gathered ahead of their use; -1: as many as the buffers allow") \
 CHOICE(recompute,       "r", "none", "none=0|gelu=1|norm=2|layer|every:K", "what the backward computes again instead of keeping: GELU, also LayerNorm, whole blocks, K blocks at a time") \
 CHOICE(accumulate,      "",  "shard", "shard|local",                    "micro-steps add to the reduced shard, or locally to full gradients that are reduced once") \
 GROUP("Numbers") \

@@ -51,21 +51,26 @@ $(T)/gpt_fp32_generic.o: gpt.cu $(TEST_DEPENDS) | $(T)
 $(T)/gpt_bf16_generic.o: gpt.cu $(TEST_DEPENDS) | $(T)
 	$(CXX) $(TEST_FLAGS) -DPRECISION_BF16=1 -DGPT_LEVEL=generic -DGPT_CODE=gpt_bf16_generic -x c++ -c $< -o $@
 
-$(T)/test_ops_fp32_%: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
-	$(CXX) $(TEST_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=0 $< -o $@ $(CPU_LIBS) -lcmocka
+$(T)/test_ops_fp32_%.o: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
+	$(CXX) $(TEST_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=0 -c $< -o $@
 
-$(T)/test_ops_bf16_%: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
-	$(CXX) $(TEST_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=1 $< -o $@ $(CPU_LIBS) -lcmocka
+$(T)/test_ops_bf16_%.o: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
+	$(CXX) $(TEST_FLAGS) $(LEVEL_$*) -DPRECISION_BF16=1 -c $< -o $@
 
 $(T)/bad_disk.so: test/bad_disk.cpp | $(T)
 	$(CXX) -std=c++17 -O1 $(WARN) -shared -fPIC $< -o $@
 
 $(T)/test_nccl: $(O)/nccl.o
 $(T)/test_program $(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
-$(T)/test_skip: $(O)/runtime.o $(O)/nccl.o gpt.cu
-$(T)/test_skip: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
-$(T)/test_emulated: CPU_FLAGS += -DEMULATED='"$(O)/emu"'
+$(T)/test_skip: $(O)/runtime.o $(O)/nccl.o
+$(T)/test_skip.o: gpt.cu
+$(T)/test_skip.o: TEST_FLAGS += -DPRECISION_BF16=0 -DGPT_LEVEL=generic -DGPT_CODE=gpt_fp32_generic
+$(T)/test_emulated.o: CPU_FLAGS += -DEMULATED='"$(O)/emu"'
 $(T)/test_checkpoint $(T)/test_fsdp $(T)/test_parity $(T)/test_hugging_face $(T)/test_generate: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o
 $(T)/test_plan: $(T)/gpt_fp32_generic.o $(T)/gpt_bf16_generic.o $(O)/runtime.o $(O)/nccl.o $(PLAN_MODELS)
-$(T)/%: test/%.cpp $(TEST_DEPENDS) | $(T)
-	$(CXX) $(TEST_FLAGS) $< $(filter %.o,$^) -o $@ $(CPU_LIBS) -lcmocka
+$(T)/%.o: test/%.cpp $(TEST_DEPENDS) | $(T)
+	$(CXX) $(TEST_FLAGS) -c $< -o $@
+# In two steps, as ccache keeps objects and no programs.
+$(T)/%: $(T)/%.o
+	$(CXX) $(TEST_FLAGS) $(filter %.o,$^) -o $@ $(CPU_LIBS) -lcmocka
+.PRECIOUS: $(T)/%.o

@@ -150,6 +150,9 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     static Outcome found;
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
+    found = run("EMU_DEVICES=1 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
+    if (found.status == 0 || !strstr(found.err, "ranks 0 and 1 share the GPU 0000:00:00.0"))
+        fail_msg("exit code %d: %s", found.status, found.err);
     found = run("EMU_DEVICES=0 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (found.status == 0 || !strstr(found.err, "make DEVICE=cpu"))
         fail_msg("exit code %d: %s", found.status, found.err);
@@ -236,6 +239,16 @@ static void a_rank_that_stands_still_ends_the_job(void **) {
         fail_msg("exit code %d: %s", o.status, o.err);
 }
 
+// As Slurm or CUDA_VISIBLE_DEVICES give them: every rank sees one device, and each another.
+static void ranks_that_each_see_a_gpu_of_their_own_train(void **) {
+    if (system("command -v mpirun >/dev/null") != 0) skip();
+    static Outcome found;
+    found = run(MPIRUN " -n 1 env EMU_DEVICES=1 EMU_PCI_BUS=1 " EMULATED "/plain/train_gpt " OPTIONS
+                       "--steps 1 : -n 1 env EMU_DEVICES=1 EMU_PCI_BUS=2 " EMULATED
+                       "/plain/train_gpt " OPTIONS "--steps 1");
+    if (found.status != 0) fail_msg("exit code %d: %s", found.status, found.err);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_are_the_cpu_devices_in_fp32_under_every_schedule),
@@ -251,6 +264,7 @@ int main(void) {
         cmocka_unit_test(a_collective_that_fails_while_it_runs_ends_the_job),
         cmocka_unit_test(a_call_that_fails_says_what_nccl_says),
         cmocka_unit_test(a_rank_that_stands_still_ends_the_job),
+        cmocka_unit_test(ranks_that_each_see_a_gpu_of_their_own_train),
     };
     return run_in_folder(tests);
 }

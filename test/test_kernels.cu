@@ -237,6 +237,24 @@ static void matmul_agrees_with_double_precision(void **) {
     }
 }
 
+// Where a tensor lies depends on the units and the number of ranks; the algorithm, and with it the
+// bits, may not. Sampling meets a new shape every 64 tokens.
+static void products_are_chosen_by_shape_alone_and_as_many_as_there_are(void **) {
+    enum { C = 16, SHAPES = 600 };
+    Workspace sizes(1, SHAPES, C, 1, C);
+    const size_t most = SHAPES * C, shift = 16 / sizeof(floatX);
+    Array inp = random_array(most, 1), w = random_array(C * C, 1), b = random_array(C, 1);
+    Device<floatX> a(inp), dw(w), db(b), out(most);
+    Device<floatX> a2(inp, shift), dw2(w, shift), db2(b, shift), out2(most, shift);
+    for (int rows = 1; rows <= SHAPES; rows++) {
+        matmul_forward(out.at, a.at, dw.at, db.at, rows, C, C, stream);
+        int made = products.count;
+        matmul_forward(out2.at, a2.at, dw2.at, db2.at, rows, C, C, stream);
+        assert_int_equal(products.count, made);
+    }
+    check_same("elsewhere", out2.host(), out.host());
+}
+
 // ---- attention ---------------------------------------------------------------------------------
 
 static void check_attention(int B, int T, int NH, int HS, double scale) {
@@ -606,6 +624,7 @@ int main(void) {
         seeded_test(layernorm_backward_agrees_with_double_precision),
         seeded_test(gelu_agrees_with_double_precision),
         seeded_test(matmul_agrees_with_double_precision),
+        seeded_test(products_are_chosen_by_shape_alone_and_as_many_as_there_are),
         seeded_test(attention_agrees_with_double_precision_for_any_length),
         seeded_test(attention_agrees_with_double_precision_for_any_head_size),
         seeded_test(attention_agrees_with_double_precision_for_many_heads),

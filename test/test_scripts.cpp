@@ -306,6 +306,24 @@ static void scripts_that_compute_do_so_in_the_c_locale(void **) {
     assert_true(lines_of(o.out) >= 3);
 }
 
+// ---- make --------------------------------------------------------------------------------------
+
+// An MPI compiler wrapper's flags as several of them print them; nvcc knows no -pthread.
+static void nvcc_gets_the_flags_of_any_mpi_wrapper(void **) {
+    if (system("command -v nvcc >/dev/null || test -x /usr/local/cuda/bin/nvcc") != 0) skip();
+    Outcome o = run(
+        "mkdir -p %s/bin; printf '#!/bin/sh\n[ \"$*\" = -show ] && echo gcc -pthread -I/m/include "
+        "-L/m/lib -Wl,-rpath -Wl,/m/lib -lmpi\n' >%s/bin/mpicc; chmod +x %s/bin/mpicc; "
+        "PATH=%s/bin:$PATH make -n -B DEVICE=cuda O=%s/cuda %s/cuda/train_gpt | grep -E "
+        "'nvcc.*(train_gpt.cu|-o %s/cuda/train_gpt)'",
+        folder, folder, folder, folder, folder, folder, folder);
+    if (o.status != 0 || lines_of(o.out) < 2) fail_msg("found: %s%s", o.out, o.err);
+    expect_text(o, "-Xcompiler -pthread -I/m/include");
+    expect_text(o, "-L/m/lib -Xlinker ,-rpath -Xlinker ,/m/lib -lmpi");
+    for (const char *at = o.out; (at = strstr(at, " -pthread")) != NULL; at++)
+        if (strncmp(at - 11, " -Xcompiler", 11)) fail_msg("-pthread as it is: %s", o.out);
+}
+
 // ---- dev/check_rooms.py ------------------------------------------------------------------------
 
 // The table of doc/architecture.md, and one source that breaks it.
@@ -352,6 +370,7 @@ int main(void) {
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
+        cmocka_unit_test(nvcc_gets_the_flags_of_any_mpi_wrapper),
         cmocka_unit_test(an_include_that_no_room_may_have_is_named),
     };
     return run_in_folder(tests);
