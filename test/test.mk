@@ -12,7 +12,7 @@ TESTS = $(T)/test_lib $(T)/test_tokenizer $(T)/test_machine $(T)/test_roofline $
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20
 
-.PHONY: test test-build test-run emulate-fuzz test-faults
+.PHONY: test test-build test-run emulate-fuzz test-faults test-page
 # In steps, so that what the first installs is found by the second; builds side by side, tests one by one, as many of
 # them run several ranks.
 test:
@@ -34,6 +34,12 @@ endif
 # Processes killed 200 times, at random moments.
 test-faults: train_gpt $(T)/test_faults
 	FAULTS=200 $(T)/test_faults
+
+# The page of scripts/page in a browser.
+test-page:
+	@scripts/install.sh $(TEST_PACKAGES) chromium libjs-dygraphs python3
+	@$(MAKE) --no-print-directory DEVICE=cpu train_gpt $(T)/test_page
+	$(T)/test_page
 
 # Many schedules and orders of device threads, for an idle machine.
 emulate-fuzz: $(EMULATED) $(O)/train_gpt
