@@ -88,8 +88,9 @@ static void the_race_build_finds_nothing(void **) {
 
 static void text_is_the_cpu_devices_and_races_with_nothing(void **) {
     static Outcome expected, found;
-    const char *model = temporary("model.bin"),
-               *options = "--generate 24 --temperature 1 --prompt 'In the' --model";
+    const char *options = "--generate 24 --temperature 1 --prompt 'In the' --model";
+    char model[128];
+    snprintf(model, sizeof model, "%s/model.bin", folder);
     found =
         run("./train_gpt --model gpt2:L=2,C=32,NH=2,T=16 --batch 8 --steps 30 --lr 0.01 --train "
             "test/reference/small/train.txt --export-model %s",
