@@ -167,8 +167,19 @@ static inline void output_check_other(const RunFile *f, const RunFile *other) {
                 other->what, other->full);
 }
 
+static inline void output_folders_check(const Options *o) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Option *row = &option_table[i];
+        if (row->kind != KIND_TEXT || row->path != OUTPUT_FOLDER) continue;
+        const char *path = option_text(o, row);
+        if (path[0] && access(path, F_OK) == 0 && !is_folder(path))
+            die_all("--%s %s: expected a folder, found a file", option_name(row).text, path);
+    }
+}
+
 static inline void outputs_check(const Options *o, int argc, char **argv, const char *resumed,
                                  int world) {
+    output_folders_check(o);
     RunFiles in = run_inputs(o, argc, argv, resumed), out = run_outputs(o, world);
     for (int i = 0; i < out.count; i++) {
         const RunFile *f = &out.files[i];

@@ -122,7 +122,7 @@ static inline void make_folder(const char *folder) {
         *c = 0;
         if (mkdir(path, 0777) != 0 && errno != EEXIST)
             die("cannot make the folder %s: %s", path, strerror(errno));
-        if (!is_folder(path)) die("%s: expected a folder, found a file", path);
+        if (!is_folder(path)) die_all("%s: expected a folder, found a file", path);
         if (!separator) return;
         *c = separator;
     }
