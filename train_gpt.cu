@@ -134,9 +134,9 @@ static bool resumes_same_model(const Run *r) {
     return before && !strcmp(before, r->o.model);
 }
 
-// Options that a run would have no use for.
-static void check_purpose(const Options *o) {
-    if ((o->checkpoint_every || o->checkpoint_minutes) && !o->out[0])
+// Options that a run would have no use for. What a resumed one has from its checkpoint is no wish.
+static void check_purpose(const Options *o, bool resumed) {
+    if ((o->checkpoint_every || o->checkpoint_minutes) && !o->out[0] && !resumed)
         die_all("--checkpoint-every and --checkpoint-minutes: checkpoints lie in the folder of "
                 "--out, which is not given");
     if (o->trace[0] && o->steps == 0) die_all("--trace: with --steps 0 there is no step to trace");
@@ -557,7 +557,7 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
     if (r->o.generate) settle_generation(r, option_is_given("shard", argc, argv));
-    if (!plan) check_purpose(&r->o);
+    if (!plan) check_purpose(&r->o, r->resumed[0]);
     choose_model(r);
     settle_run(r);
     open_data(r);
