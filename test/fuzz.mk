@@ -16,7 +16,7 @@ FUZZ_ALSO_hf_config = $(REFERENCE)/hugging_face/fp32
 fuzz-build: $(FUZZERS:%=$(F)/fuzz_%)
 
 $(F)/fuzz_%: test/fuzz/fuzz_%.cpp test/fuzz/fuzz.h $(HEADERS) | $(F)
-	$(FUZZ_CXX) $(FUZZ_FLAGS) $< -o $@ -ljansson -lpthread
+	$(FUZZ_CXX) $(FUZZ_FLAGS) $< -o $@ -ljansson -lpcre2-8 -lpthread
 
 $(F):
 	@mkdir -p $@

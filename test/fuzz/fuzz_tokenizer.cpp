@@ -1,8 +1,8 @@
-// test/fuzz/fuzz_tokenizer.cpp: tokenizer.bin: opened, every token's text read and cut into tokens
-// again, or refused.
+// test/fuzz/fuzz_tokenizer.cpp: tokenizer.bin: opened, every token's text read and encoded again,
+// or refused.
 #include "fuzz.h"
 
-#include "../../lib/tokenizer.h"
+#include "../../lib/bpe.h"
 
 static void read_tokenizer(const char *path) {
     Tokenizer t = tokenizer_open(path);
@@ -12,12 +12,17 @@ static void read_tokenizer(const char *path) {
         size_t size = tokenizer_text(&t, token, &text);
         for (size_t i = 0; i < size; i++) bytes += text[i] + utf8_length(text + i, size - i);
     }
-    char first[300] = "";
-    const unsigned char *text;
-    size_t size = tokenizer_text(&t, 0, &text);
-    memcpy(first, text, size);
-    int tokens[300];
-    if (t.V <= 64 && tokenizer_encode(&t, first, tokens, 300) > size + bytes) abort();
+    Bpe bpe = bpe_start(&t);  // refuses a vocabulary without all bytes
+    BpeWork w = bpe_work_start(&bpe);
+    Tokens tokens = {};
+    bpe_encode(&w, t.bytes, t.start[t.V], &tokens);
+    size_t encoded = 0;
+    for (size_t i = 0; i < tokens.n; i++)
+        encoded += t.start[tokens.at[i] + 1] - t.start[tokens.at[i]];
+    if (encoded != t.start[t.V] || bytes == SIZE_MAX) abort();
+    free(tokens.at);
+    bpe_work_finish(&w);
+    bpe_finish(&bpe);
     tokenizer_close(&t);
 }
 
