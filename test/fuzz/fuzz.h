@@ -13,7 +13,12 @@ static FILE *fuzz_file;
 static inline FILE *fuzz_fdopen(int fd, const char *mode) {
     return fuzz_file = fdopen(fd, mode);
 }
+static inline int fuzz_fclose(FILE *f) {
+    if (f == fuzz_file) fuzz_file = NULL;
+    return fclose(f);
+}
 #define fdopen fuzz_fdopen
+#define fclose fuzz_fclose
 
 #include "../../lib/files.h"
 
