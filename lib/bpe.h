@@ -47,7 +47,7 @@ typedef struct {
     uint32_t *next, *last;  // of the part that begins at a byte: where the next begins; of the byte
                             // where a part begins: where the one before begins
     BpePair *heap;
-    size_t parts_room, heap_room, heap_size;
+    size_t parts_room, heap_size;
 } BpeWork;
 
 // Tokens that grow as they come.

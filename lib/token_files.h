@@ -145,6 +145,7 @@ static inline void token_encode(const Bpe *b, const unsigned char *text, size_t 
     free(parts);
 }
 
+// A shard of llm.c's: tokens of 16 bits, or of 32 where the vocabulary has more than 65,536.
 static inline void token_write(const char *path, const Tokens *tokens, int V) {
     bool wide = V > 65536;
     if (tokens->n > UINT32_MAX) die("%s: %zu tokens in a shard", path, tokens->n);
