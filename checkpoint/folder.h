@@ -72,15 +72,7 @@ static inline void checkpoint_remove(const char *path) {
     char file[PATH_BYTES];
     path_print(file, "%s/index.json", path);
     unlink(file);
-    DIR *d = opendir(path);
-    if (!d) return;
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (e->d_name[0] == '.') continue;
-        path_print(file, "%s/%s", path, e->d_name);
-        unlink(file);
-    }
-    closedir(d);
-    rmdir(path);
+    folder_remove(path);
 }
 
 // Leaves the newest `keep` (0: all), and those of every keep_every-th step (0: none) for good.

@@ -6,6 +6,7 @@
 
 #include "die.h"
 
+#include <dirent.h>
 #include <fcntl.h>
 #include <libgen.h>
 #include <sys/stat.h>
@@ -49,6 +50,20 @@ static inline const char *file_kind_name(mode_t mode) {
            : S_ISFIFO(mode) ? "pipe"
            : S_ISSOCK(mode) ? "socket"
                             : "device";
+}
+
+// Removes a folder and the files in it but hidden ones; true if it is gone.
+static inline bool folder_remove(const char *folder) {
+    char path[PATH_BYTES];
+    DIR *d = opendir(folder);
+    if (!d) return errno == ENOENT;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        if (e->d_name[0] == '.') continue;
+        path_print(path, "%s/%s", folder, e->d_name);
+        unlink(path);
+    }
+    closedir(d);
+    return rmdir(folder) == 0;
 }
 
 // ---- opening -----------------------------------------------------------------------------------

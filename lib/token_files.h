@@ -11,7 +11,6 @@
 #include "files.h"
 #include "shard.h"
 
-#include <dirent.h>
 #include <jansson.h>
 #include <sys/file.h>
 
@@ -201,16 +200,7 @@ static inline uint64_t token_files_block(const TokenFiles *f, const Bpe *b, int 
 // ---- the folder --------------------------------------------------------------------------------
 
 static inline void token_files_remove(const char *folder) {
-    DIR *d = opendir(folder);
-    if (!d) return;
-    char path[PATH_BYTES];
-    for (struct dirent *e; (e = readdir(d)) != NULL;) {
-        if (e->d_name[0] == '.') continue;
-        path_print(path, "%s/%s", folder, e->d_name);
-        unlink(path);
-    }
-    closedir(d);
-    if (rmdir(folder) != 0) die_all("cannot remove %s: %s", folder, strerror(errno));
+    if (!folder_remove(folder)) die_all("cannot remove %s: %s", folder, strerror(errno));
 }
 
 // Are the shards there, and those of this text? A text with another date is read for that.
