@@ -22,9 +22,12 @@ test:
 
 test-build: train_gpt $(TESTS) $(if $(EMULATOR_HERE),$(EMULATED) build-emulator-tests build-kernel-tests $(O)/kernel_report)
 
+test-run: SHELL = bash -o pipefail
+# What failed is said again at the end, where the log of a CI is read.
 test-run:
-	@failed=0; for t in $(TESTS); do echo "== $$t"; $$t || failed=$$((failed + 1)); done; \
-	echo "$(words $(TESTS)) test programs, $$failed failed"; test $$failed = 0 -a $(words $(TESTS)) -gt 10
+	@failed=; for t in $(TESTS); do echo "== $$t"; $$t 2>&1 | tee $$t.log || failed="$$failed $$t"; done; \
+	for t in $$failed; do echo "== failed: $$t"; sed -n '/^\[  ERROR/,/^\[  FAILED/p' $$t.log; done; \
+	echo "$(words $(TESTS)) test programs, $$(wc -w <<< "$$failed") failed"; test -z "$$failed" -a $(words $(TESTS)) -gt 10
 ifdef EMULATOR_HERE
 	@$(MAKE) --no-print-directory -j$$(nproc) -Otarget DEVICE=cpu test-emulator test-kernels check-kernel-counts
 else
