@@ -70,29 +70,38 @@ enum {
 // ---- the copies of the model -------------------------------------------------------------------
 
 #ifdef DEVICE_CPU
-extern const GptCode gpt_fp32_generic, gpt_fp32_avx2, gpt_fp32_avx512;
-extern const GptCode gpt_bf16_generic, gpt_bf16_avx2, gpt_bf16_avx512;
+#ifdef __x86_64__
+#define LEVELS(X) X(generic) X(avx2) X(avx512)
+static int best_level(void) {
+    bool avx512 = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                  __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq");
+    return avx512 ? 2 : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+}
+#else
+#define LEVELS(X) X(generic)
+static int best_level(void) {
+    return 0;
+}
+#endif
+#define LEVEL_DECLARE(level) extern const GptCode gpt_fp32_##level, gpt_bf16_##level;
+#define LEVEL_ROW(level) {#level, &gpt_fp32_##level, &gpt_bf16_##level},
+LEVELS(LEVEL_DECLARE)
 
 // FSDP_SIMD=generic|avx2|avx512 asks for less than the processor has.
 static const GptCode *choose_code(bool bf16) {
+    static const struct {
+        const char *name;
+        const GptCode *fp32, *bf16;
+    } levels[] = {LEVELS(LEVEL_ROW)};
     const char *wish = getenv("FSDP_SIMD");
-    int best = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                       __builtin_cpu_supports("avx512vl") && __builtin_cpu_supports("avx512dq")
-                   ? 2
-               : __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") ? 1
-                                                                                 : 0;
-    int level = !wish                      ? best
-                : !strcmp(wish, "generic") ? 0
-                : !strcmp(wish, "avx2")    ? 1
-                : !strcmp(wish, "avx512")  ? 2
-                                           : -1;
-    if (level < 0 || level > best)
+    int level = best_level();
+    while (wish && level >= 0 && strcmp(levels[level].name, wish)) level--;
+    if (level < 0)
         die_all("FSDP_SIMD=%s: expected generic, avx2 or avx512, as far as this processor has it",
                 wish);
-    const GptCode *all[2][3] = {{&gpt_fp32_generic, &gpt_fp32_avx2, &gpt_fp32_avx512},
-                                {&gpt_bf16_generic, &gpt_bf16_avx2, &gpt_bf16_avx512}};
-    return all[bf16][level];
+    return bf16 ? levels[level].bf16 : levels[level].fp32;
 }
+
 // NULL: there is one way only.
 static const char *choose_products(const Run *r) {
     const bool bf16 = options_dtypes(&r->o).gather == DTYPE_BF16;

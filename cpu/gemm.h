@@ -2,7 +2,8 @@
 // floatX and B packed. The ops cut their products into tiles of fixed size and share the tiles out
 // among OpenMP threads, so that the bits do not depend on the number of threads (a library's own
 // threading changes them for some shapes). oneDNN makes the product (dnnl.h, 2.x or 3.x), CBLAS
-// where oneDNN is not built in; where bf16 products are missing, operands are widened to fp32.
+// where oneDNN is not built in, plain loops where neither is; where bf16 products are missing,
+// operands are widened to fp32.
 //
 // B is packed as oneDNN's fastest kernels want it (they would copy it so at every call): blocks of
 // BLOCK columns, one after the other; in a block k rows of BLOCK elements, bf16 as pairs of rows
@@ -16,8 +17,6 @@
 #include <dnnl.h>
 #elif defined(USE_CBLAS)
 #include <cblas.h>
-#else
-#error "build with -DUSE_ONEDNN (-ldnnl) or -DUSE_CBLAS (-lopenblas)"
 #endif
 
 enum { BLOCK = 64 };
@@ -70,17 +69,48 @@ static inline void widen(float *dst, const floatX *src, int rows, int cols, size
     }
 }
 
+#if !defined(USE_ONEDNN) && !defined(USE_CBLAS)
+// Rows and columns of C that are summed up in registers.
+enum { PLAIN_ROWS = 4, PLAIN_COLS = 16 };
+
+// `rows` rows and PLAIN_COLS columns of the block's product.
+static inline void plain_tile(int rows, int k, bool add, const float *A, size_t lda, const float *B,
+                              float *C, size_t ldc) {
+    float sum[PLAIN_ROWS][PLAIN_COLS] = {};
+    for (int l = 0; l < k; l++)
+        for (int i = 0; i < rows; i++) {
+#pragma omp simd
+            for (int j = 0; j < PLAIN_COLS; j++)
+                sum[i][j] += A[(size_t)i * lda + (size_t)l] * B[(size_t)l * BLOCK + (size_t)j];
+        }
+    for (int i = 0; i < rows; i++)
+        for (int j = 0; j < PLAIN_COLS; j++)
+            C[(size_t)i * ldc + (size_t)j] =
+                sum[i][j] + (add ? C[(size_t)i * ldc + (size_t)j] : 0.0f);
+}
+#endif
+
 // C (m, BLOCK), rows ldc apart, = or += A (m, k) B (k, BLOCK)
 static inline void sgemm_block(int m, int k, bool add, const float *A, size_t lda, const float *B,
                                float *C, size_t ldc) {
+#if defined(USE_ONEDNN)
     float beta = add ? 1.0f : 0.0f;
-#ifdef USE_ONEDNN
     if (dnnl_sgemm('N', 'N', m, BLOCK, k, 1.0f, A, (dnnl_dim_t)lda, B, BLOCK, beta, C,
                    (dnnl_dim_t)ldc) != dnnl_success)
         die("dnnl_sgemm failed on a product of %d x %d x %d", m, BLOCK, k);
-#else
+#elif defined(USE_CBLAS)
+    float beta = add ? 1.0f : 0.0f;
     cblas_sgemm(CblasRowMajor, CblasNoTrans, CblasNoTrans, m, BLOCK, k, 1.0f, A, (int)lda, B, BLOCK,
                 beta, C, (int)ldc);
+#else
+    int i = 0;
+    for (; i + PLAIN_ROWS <= m; i += PLAIN_ROWS)  // a constant count unrolls
+        for (int j = 0; j < BLOCK; j += PLAIN_COLS)
+            plain_tile(PLAIN_ROWS, k, add, A + (size_t)i * lda, lda, B + j,
+                       C + (size_t)i * ldc + (size_t)j, ldc);
+    for (int j = 0; i < m && j < BLOCK; j += PLAIN_COLS)
+        plain_tile(m - i, k, add, A + (size_t)i * lda, lda, B + j, C + (size_t)i * ldc + (size_t)j,
+                   ldc);
 #endif
 }
 

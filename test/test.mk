@@ -5,14 +5,14 @@ T = build/test
 TEST_FLAGS = $(CPU_FLAGS) -DFSDP_POISON
 TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h test/*.h)
 TEST_PACKAGES = g++ make libjansson-dev libpcre2-dev libxxhash-dev libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps gnuplot-nox
-LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),avx2) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),avx512)
+LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),$(filter avx2,$(LEVELS))) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),$(filter avx512,$(LEVELS)))
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
 TESTS = $(T)/test_lib $(T)/test_tokenizer $(T)/test_machine $(T)/test_roofline $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_plan $(T)/test_skip $(T)/test_parity \
         $(T)/test_hugging_face $(T)/test_program $(T)/test_generate $(T)/test_eval $(T)/test_resume $(T)/test_faults $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20
 
-.PHONY: test test-build test-run emulate-fuzz test-faults test-page
+.PHONY: test test-build test-run install-arm check-arm emulate-fuzz test-faults test-page
 # In steps, so that what the first installs is found by the second; builds side by side, tests one by one, as many of
 # them run several ranks.
 test:
@@ -33,6 +33,22 @@ ifdef EMULATOR_HERE
 else
 	@echo "skipped: the emulator's and the kernels' tests, which need the CUDA toolkit's headers in $(CUDA_HOME)/include"
 endif
+
+# The program for 64-bit Arm, built by Debian's cross compiler and run by QEMU: the parts by themselves, and a training
+# on two ranks whose losses are those of the reference.
+ARM_TESTS = test_lib test_tokenizer test_dataloader test_nccl
+ARM_MAKE = $(MAKE) --no-print-directory CXX="$(filter ccache,$(CXX)) aarch64-linux-gnu-g++" DEVICE=cpu MPI=0 ONEDNN=0 O=build/arm T=build/arm/test
+ARM_PACKAGES = g++-aarch64-linux-gnu qemu-user-static libstdc++6:arm64 libgomp1:arm64 libjansson-dev:arm64 libpcre2-dev:arm64 libxxhash-dev:arm64 libcmocka-dev:arm64
+install-arm:
+	@scripts/install.sh $(ARM_PACKAGES)
+
+check-arm:
+	@$(ARM_MAKE) -j$$(nproc) build/arm/train_gpt $(ARM_TESTS:%=build/arm/test/%)
+	@for t in $(ARM_TESTS); do echo "== $$t"; qemu-aarch64-static build/arm/test/$$t || exit 1; done
+	@for p in fp32 bf16; do echo "== training, $$p"; qemu-aarch64-static build/arm/train_gpt --ranks 2 --threads 1 --precision $$p \
+	--config test/reference/small/options.cfg --batch 1 --steps 2 --json | grep -o '"loss":[^,]*' | tee build/arm/losses && \
+	sed -n 's/.*trl:\([^ ]*\).*/\1/p' test/reference/small/main_$$p.log | paste -d: build/arm/losses - | head -n 2 | \
+	awk -F: '{d = $$2 - $$3; if (d > 1e-3 || d < -1e-3) bad = 1} END {exit bad || NR != 2}' || exit 1; done
 
 # Processes killed 200 times, at random moments.
 test-faults: train_gpt $(T)/test_faults
