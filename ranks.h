@@ -1,13 +1,16 @@
 // ranks.h: the processes of a run: who starts them, which one this is, and the few words that the
 // hosts exchange. Data of the model never goes this way (see NCCL).
 //
-// Under mpirun the ranks come from MPI. With --ranks N this process forks N ranks and watches them:
-// the first that fails takes the others down. Else there is one rank.
+// Under mpirun the ranks come from MPI; under torchrun and srun they find each other by sockets
+// (lib/star.h). With --ranks N this process forks N ranks and watches them: the first that fails
+// takes the others down. Else there is one rank.
 #pragma once
 
 #include "lib/clock.h"
 #include "lib/collectives.h"
+#include "lib/launch.h"
 #include "lib/machine.h"
+#include "lib/star.h"
 #include "lib/stop.h"
 
 #include <pthread.h>
@@ -35,7 +38,8 @@ typedef struct {
 
 // Shared by the ranks of a node.
 typedef struct {
-    int spoken;  // see die_spoken
+    uint64_t token;  // random, of ranks that torchrun or srun has started
+    int spoken;      // see die_spoken
     CollectiveLog logs[];
 } RanksNode;
 
@@ -45,9 +49,16 @@ typedef struct {
     const char *launcher;         // for the start-up table
     Machine *machines;            // (local_world): what each rank of this node is given
     RanksShared *shared;          // forked ranks only
+    Star *star;                   // of torchrun's and Slurm's ranks only
 } Ranks;
 
 static const char ranks_launcher_mpi[] = "mpirun";
+static Launch ranks_launch;  // see ranks_identify
+#ifdef USE_MPI
+static const bool ranks_have_mpi = true;
+#else
+static const bool ranks_have_mpi = false;
+#endif
 
 // ---- start -------------------------------------------------------------------------------------
 
@@ -60,30 +71,6 @@ static void ranks_join_node(RanksNode *node, const Ranks *r) {
     die_spoken = &node->spoken;
     collectives = (Collectives){r->local_world, node->logs, &node->logs[r->local_rank]};
     collectives.own->rank = r->rank;
-}
-
-static int ranks_variable(const char *name) {
-    const char *text = getenv(name);
-    return text ? atoi(text) : 0;
-}
-
-// Ranks that an MPI launcher has started, as far as it says so; 0: there is no launcher. The
-// variables may be left over from another program that it started, such as the shell.
-static int ranks_launched(void) {
-    static const char *const sizes[] = {"OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS"};
-    if (!getenv("OMPI_COMM_WORLD_SIZE") && !getenv("PMI_RANK") && !getenv("PMIX_RANK")) return 0;
-    for (const char *name : sizes)
-        if (ranks_variable(name) > 0) return ranks_variable(name);
-    return process.rank + 1;
-}
-
-// Slurm's tasks that know nothing of each other would each train a model of their own.
-static void ranks_check_slurm(int wanted) {
-    int step = ranks_variable("SLURM_STEP_NUM_TASKS"), job = ranks_variable("SLURM_NTASKS");
-    if (step > 1 || (!wanted && job > 1))
-        die_all("Slurm has %d tasks here, but they were not started as ranks: use srun --mpi=pmix "
-                "(srun --mpi=list shows what there is), mpirun, or --ranks N in one task",
-                step > 1 ? step : job);
 }
 
 #ifdef USE_MPI
@@ -129,7 +116,7 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     int provided, apart = ranks_in_containers();
     // Open MPI's shared memory takes ranks for one and the same that have one process number.
     if (apart) setenv("OMPI_MCA_btl", "^vader,sm", 0);
-    process.world = ranks_launched();
+    process.world = ranks_launch.world;
     process_waits(true);
     MPI_Init_thread(NULL, NULL, MPI_THREAD_FUNNELED, &provided);
     MPI_Comm_rank(MPI_COMM_WORLD, &r->rank);
@@ -148,6 +135,129 @@ static void ranks_start_mpi(Ranks *r, const Machine *own) {
     die_hook = ranks_mpi_abort;
 }
 #endif
+
+// ---- ranks that torchrun or srun has started ---------------------------------------------------
+
+// waited: pauses so far. Naps after a while: others may have a use for the core.
+static inline void ranks_pause(int waited) {
+#ifdef EMULATOR
+    emu_progress();
+#endif
+    const struct timespec nap = {0, 50 * 1000};
+    if (waited < 100)
+        sched_yield();
+    else
+        nanosleep(&nap, NULL);
+}
+
+static Star ranks_star;
+
+static void ranks_star_end(void) {
+    star_say_end(&ranks_star);
+}
+
+// For the watchdog: has another rank ended?
+static inline bool ranks_failed(char *text, size_t room) {
+    return star_failed(&ranks_star, text, room);
+}
+
+static void ranks_star_read(int from, void *words, size_t bytes) {
+    process_waits(true);
+    int waited = 0;
+    for (size_t got = 0, n; got < bytes; got += n) {
+        n = star_read(&ranks_star, from, (char *)words + got, bytes - got);
+        if (!n) ranks_pause(waited++);
+    }
+    process_waits(false);
+}
+
+// Rank 0's words to all.
+static void ranks_star_broadcast(const Ranks *r, void *words, size_t bytes) {
+    if (r->rank) ranks_star_read(0, words, bytes);
+    for (int i = 1; r->rank == 0 && i < r->world; i++) star_write(&ranks_star, i, words, bytes);
+}
+
+static void ranks_star_sum(const Ranks *r, uint64_t *values, size_t n) {
+    if (r->rank) star_write(&ranks_star, 0, values, n * sizeof *values);
+    for (int i = 1; r->rank == 0 && i < r->world; i++)
+        for (size_t k = 0; k < n; k++) {
+            uint64_t value;
+            ranks_star_read(i, &value, sizeof value);
+            values[k] += value;
+        }
+    ranks_star_broadcast(r, values, n * sizeof *values);
+}
+
+// What a rank tells all others of itself. The file is for a RanksNode of as many ranks as there
+// are; it is the right one if it holds the token.
+typedef struct {
+    char machine[MACHINE_NAME];
+    unsigned run;
+    int64_t pid, fd;
+    uint64_t token;
+    Machine given;
+} RanksCard;
+
+static RanksCard ranks_own_card(const Machine *own, int world) {
+    RanksCard c;
+    memset(&c, 0, sizeof c);  // also between the fields: it travels as bytes
+    machine_name(c.machine);
+    c.run = process.run, c.given = *own;
+    c.pid = getpid(), c.fd = memfd_create("fsdp-node", MFD_CLOEXEC);
+    if (c.fd < 0 || ftruncate((int)c.fd, (off_t)ranks_node_bytes(world)) ||
+        getrandom(&c.token, sizeof c.token, 0) != (ssize_t)sizeof c.token ||
+        pwrite((int)c.fd, &c.token, sizeof c.token, 0) != (ssize_t)sizeof c.token)
+        die("shared memory: cannot create a file of %zu bytes for it, %s", ranks_node_bytes(world),
+            strerror(errno));
+    return c;
+}
+
+// The memory of the first rank of the node; NULL where it cannot be opened, as between containers.
+static RanksNode *ranks_open_node(const RanksCard *first, int world) {
+    char path[64];
+    snprintf(path, sizeof path, "/proc/%ld/fd/%ld", (long)first->pid, (long)first->fd);
+    int fd = open(path, O_RDWR | O_CLOEXEC);
+    if (fd < 0) return NULL;
+    void *p = mmap(NULL, ranks_node_bytes(world), PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    struct stat s;
+    bool right = p != MAP_FAILED && stat(path, &s) == 0 &&
+                 (size_t)s.st_size == ranks_node_bytes(world) &&
+                 ((RanksNode *)p)->token == first->token;
+    return right ? (RanksNode *)p : NULL;
+}
+
+static void ranks_start_star(Ranks *r, const Machine *own, int seconds) {
+    const Launch *l = &ranks_launch;
+    if (l->fault[0]) die_all("%s", l->fault);
+    r->rank = l->rank, r->world = l->world, r->star = &ranks_star;
+    r->launcher = l->kind == LAUNCH_SRUN ? "srun" : "RANK and WORLD_SIZE";
+    die_hook = ranks_star_end;
+    star_join(&ranks_star, r->rank, r->world, l->host, l->port, seconds);
+    process.world = r->world;
+    RanksCard *cards = (RanksCard *)malloc_check(sizeof *cards * (size_t)r->world);
+    RanksCard mine = cards[r->rank] = ranks_own_card(own, r->world);
+    if (r->rank) star_write(&ranks_star, 0, &mine, sizeof mine);
+    for (int i = 1; r->rank == 0 && i < r->world; i++) ranks_star_read(i, &cards[i], sizeof *cards);
+    ranks_star_broadcast(r, cards, sizeof *cards * (size_t)r->world);
+    process.run = cards[0].run;
+    r->local_world = 0;
+    r->machines = (Machine *)malloc_check(sizeof(Machine) * (size_t)r->world);
+    const RanksCard *first = NULL;
+    for (int i = 0; i < r->world; i++) {
+        if (strcmp(cards[i].machine, mine.machine)) continue;
+        if (!first) first = &cards[i];
+        if (i == r->rank) r->local_rank = r->local_world;
+        r->machines[r->local_world++] = cards[i].given;
+    }
+    RanksNode *node = ranks_open_node(first, r->world);
+    uint64_t apart = !node;
+    ranks_star_sum(r, &apart, 1);  // all have tried
+    if (!apart) ranks_join_node(node, r);
+    ranks_star_sum(r, &apart, 1);  // all have joined
+    close((int)mine.fd);
+    free(cards);
+}
 
 // ---- forked ranks: the parent's part -----------------------------------------------------------
 
@@ -245,12 +355,8 @@ static void ranks_fork(Ranks *r, int n) {
 
 // Sets process.rank before anything can fail, so that errors common to all ranks are printed once.
 static void ranks_identify(void) {
-    const char *names[] = {"OMPI_COMM_WORLD_RANK", "PMIX_RANK", "PMI_RANK", "SLURM_PROCID"};
-    for (const char *name : names)
-        if (getenv(name)) {
-            process.rank = collectives_alone.rank = ranks_variable(name);
-            return;
-        }
+    ranks_launch = launch_look(ranks_have_mpi);
+    process.rank = collectives_alone.rank = ranks_launch.rank;
 }
 
 static void ranks_end(int signal) {
@@ -269,37 +375,53 @@ static void ranks_number_run(void) {
         die("cannot draw a random number: %s", strerror(errno));
 }
 
-// Do the ranks come from a launcher, with MPI? wanted: --ranks, 0 = as launched.
-static bool ranks_come_from_mpi(int wanted) {
-    const int launched = ranks_launched();
-    return launched > 1 || (launched && !wanted);
+// Do the ranks come from a launcher? wanted: --ranks, 0 = as launched.
+static bool ranks_are_launched(int wanted) {
+    const Launch *l = &ranks_launch;
+    return l->world > 1 || (l->kind == LAUNCH_MPI && !wanted);
 }
 
-// own: what this process is given.
-static Ranks ranks_start(int wanted, const Machine *own) {
-    Ranks r = {0, 1, 0, 1, "one process", NULL, NULL};
-    const int launched = ranks_launched();
-    ranks_answer_signals();
-    ranks_number_run();
-    if (!launched) ranks_check_slurm(wanted);
-    if (ranks_come_from_mpi(wanted)) {
+// A batch script would train alone on what Slurm has reserved for many.
+static void ranks_check_slurm(int wanted) {
+    int tasks = launch_variable("SLURM_NTASKS");
+    if (!wanted && tasks > 1 && !getenv("WORLD_SIZE"))
+        die_all("Slurm has %d tasks here, and this process is none of them: start it with srun or "
+                "mpirun, or use --ranks N",
+                tasks);
+}
+
+static void ranks_start_launched(Ranks *r, int wanted, const Machine *own, int seconds) {
+    const int launched = ranks_launch.world;
+    if (ranks_launch.kind != LAUNCH_MPI) {
+        ranks_start_star(r, own, seconds);
+    } else {
 #ifdef USE_MPI
-        ranks_start_mpi(&r, own);
-        if (wanted && wanted != r.world)
-            die_all("--ranks %d: mpirun started %d; leave --ranks out under mpirun", wanted,
-                    r.world);
-        if (launched > r.world)
-            die_all("the launcher started %d ranks, but MPI knows of %d here: use the mpirun of "
-                    "the MPI that the program was built with",
-                    launched, r.world);
+        ranks_start_mpi(r, own);
 #else
         die_all(
             "started by mpirun, but built without MPI: install libopenmpi-dev and run make again, "
-            "or use --ranks N");
+            "or use --ranks N, torchrun or srun --mpi=none");
 #endif
-    } else if (wanted > 1) {
-        ranks_fork(&r, wanted);
     }
+    if (wanted && wanted != r->world)
+        die_all("--ranks %d: %s started %d; leave --ranks out under a launcher", wanted,
+                r->launcher, r->world);
+    if (launched > r->world)
+        die_all("the launcher started %d ranks, but MPI knows of %d here: use the mpirun of the "
+                "MPI that the program was built with, or srun --mpi=none",
+                launched, r->world);
+}
+
+// own: what this process is given. seconds: that ranks may take to find each other.
+static Ranks ranks_start(int wanted, const Machine *own, int seconds) {
+    Ranks r = {0, 1, 0, 1, "one process", NULL, NULL, NULL};
+    ranks_answer_signals();
+    ranks_number_run();
+    if (ranks_launch.kind == LAUNCH_NONE) ranks_check_slurm(wanted);
+    if (ranks_are_launched(wanted))
+        ranks_start_launched(&r, wanted, own, seconds);
+    else if (wanted > 1)
+        ranks_fork(&r, wanted);
     if (!r.machines) {  // forked ranks are given the same
         r.machines = (Machine *)malloc_check(sizeof *own * (size_t)r.local_world);
         for (int i = 0; i < r.local_world; i++) r.machines[i] = *own;
@@ -309,20 +431,26 @@ static Ranks ranks_start(int wanted, const Machine *own) {
     return r;
 }
 
-// For a plan: the ranks that --ranks or mpirun asks for, without starting any.
+// For a plan: the ranks that --ranks or a launcher asks for, without starting any.
 static Ranks ranks_imagined(int wanted, int per_node) {
-    const char *mpi = getenv("OMPI_COMM_WORLD_SIZE");
-    int world = wanted ? wanted : mpi ? atoi(mpi) : 1, node = world < per_node ? world : per_node;
-    Ranks r = {process.rank, world, 0, node, "plan", NULL, NULL};
+    int world = wanted ? wanted : ranks_launch.world, node = world < per_node ? world : per_node;
+    Ranks r = {process.rank, world, 0, node, "plan", NULL, NULL, NULL};
     return r;
 }
 
 // Are there ranks that answer (not in a plan)?
 static inline bool ranks_started(const Ranks *r) {
-    return r->shared || r->launcher == ranks_launcher_mpi;
+    return r->shared || r->star || r->launcher == ranks_launcher_mpi;
 }
 
-static void ranks_finish(void) {
+static void ranks_finish(Ranks *r) {
+    if (r->star) {
+        __atomic_store_n(&ranks_star.leaves, true, __ATOMIC_RELEASE);
+        uint64_t all = 0;
+        ranks_star_sum(r, &all, 1);
+        die_hook = NULL;
+        star_leave(&ranks_star);
+    }
 #ifdef USE_MPI
     int running;
     MPI_Initialized(&running);
@@ -335,18 +463,6 @@ static void ranks_finish(void) {
 }
 
 // ---- words between hosts; every rank has to call -----------------------------------------------
-
-// waited: pauses so far. Naps after a while: others may have a use for the core.
-static inline void ranks_pause(int waited) {
-#ifdef EMULATOR
-    emu_progress();
-#endif
-    const struct timespec nap = {0, 50 * 1000};
-    if (waited < 100)
-        sched_yield();
-    else
-        nanosleep(&nap, NULL);
-}
 
 #ifdef USE_MPI
 static void ranks_mpi_wait(MPI_Request *request) {
@@ -383,6 +499,7 @@ static inline void ranks_broadcast(Ranks *r, void *words, size_t bytes) {
             ranks_mpi_wait(&request);
         }
 #endif
+        if (r->star) ranks_star_broadcast(r, at, n);
         if (!r->shared) continue;
         if (r->rank == 0) memcpy(r->shared->words, at, n);
         ranks_meet(r);
@@ -405,6 +522,7 @@ static inline void ranks_sum(Ranks *r, uint64_t *values, size_t n) {
             ranks_mpi_wait(&request);
         }
 #endif
+        if (r->star) ranks_star_sum(r, values + i, count);
         if (!r->shared) continue;
         uint64_t *sums = (uint64_t *)(void *)r->shared->words;
         if (r->rank == 0) memset(sums, 0, RANKS_WORDS);
@@ -454,10 +572,8 @@ static inline void ranks_agree(Ranks *r, const char *text) {
 // shortest, is taken for the difference of the clocks: off by the latency of the network.
 static inline int64_t ranks_moment(Ranks *r) {
     enum { TRIES = 16 };
-    char machine[64] = "", first[64];
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (f && !fgets(machine, sizeof machine, f)) machine[0] = 0;
-    if (f) fclose(f);
+    char machine[MACHINE_NAME], first[MACHINE_NAME];
+    machine_name(machine);
     memcpy(first, machine, sizeof first);
     ranks_broadcast(r, first, sizeof first);
     int64_t now = 0, shortest = INT64_MAX;

@@ -262,13 +262,10 @@ static void open_data(Run *r) {
 // and its error "Duplicate GPU detected"). A GPU is known by its place on the PCI bus of a machine,
 // whatever number a rank sees it under; a machine by the identifier that its kernel made at boot.
 static void check_own_gpu(Run *r, int device) {
-    char text[128] = "", bus[32];
+    char machine[MACHINE_NAME], text[MACHINE_NAME + 32], bus[32];
     cudaCheck(cudaDeviceGetPCIBusId(bus, sizeof bus, device));
-    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
-    if (!f || !fgets(text, sizeof text - sizeof bus, f))
-        gethostname(text, sizeof text - sizeof bus);
-    if (f) fclose(f);
-    strcat(text, bus);
+    machine_name(machine);
+    snprintf(text, sizeof text, "%s%s", machine, bus);
     const int world = r->ranks.world, rank = r->ranks.rank;
     uint64_t *gpus = (uint64_t *)calloc((size_t)world, sizeof *gpus);
     if (!gpus) die("out of memory for %d ranks", world);
@@ -305,7 +302,7 @@ static void start_device(Run *r) {
     r->threads = host_threads(r->o.threads, n->machines, n->local_world, n->local_rank);
     omp_set_num_threads(r->threads.n);
     if (n->shared) host_bind_threads(n->local_rank);
-    if (ranks_launched() && !n->shared && n->rank == 0)
+    if (n->launcher == ranks_launcher_mpi && n->rank == 0)
         host_report_idle_cores(&r->threads, n->machines, n->local_world, n->local_rank);
 #endif
 }
@@ -452,7 +449,8 @@ static void check_agreement(Run *r) {
     free(text);
 }
 
-static bool collectives_failed(void *run, char *text, size_t room) {
+static bool job_failed(void *run, char *text, size_t room) {
+    if (ranks_failed(text, room)) return true;
     const Run *r = (const Run *)run;
     const Gpt *gpt = __atomic_load_n(&r->gpt, __ATOMIC_ACQUIRE);
     return gpt && r->code->failed(gpt, text, room);
@@ -466,11 +464,11 @@ static void give_up_collectives(void *run) {
 
 static void start_watchdog(Run *r) {
     Watchdog *w = &r->watchdog;
-    if (ranks_come_from_mpi(r->o.ranks)) w->parent = getppid();
+    if (ranks_are_launched(r->o.ranks)) w->parent = getppid();
 #ifdef DEVICE_CPU
     w->waits = cpu_collective_waits;
 #endif
-    w->failed = collectives_failed, w->give_up = give_up_collectives, w->context = r;
+    w->failed = job_failed, w->give_up = give_up_collectives, w->context = r;
     watchdog_start(w, r->o.timeout);
 }
 
@@ -557,11 +555,11 @@ static void start(Run *r, int argc, char **argv) {
     const Machine machine = machine_look("");
 #endif
     bool plan = r->o.plan != PLAN_NO;
-    // A rank may be missing already when MPI starts; a thread does not follow into forked ranks.
-    const bool watched = !plan && ranks_come_from_mpi(r->o.ranks);
+    // A rank may be missing already when they meet; a thread does not follow into forked ranks.
+    const bool watched = !plan && ranks_are_launched(r->o.ranks);
     if (watched) start_watchdog(r);
-    r->ranks =
-        plan ? ranks_imagined(r->o.ranks, r->o.gpus_per_node) : ranks_start(r->o.ranks, &machine);
+    r->ranks = plan ? ranks_imagined(r->o.ranks, r->o.gpus_per_node)
+                    : ranks_start(r->o.ranks, &machine, r->o.timeout);
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
@@ -666,7 +664,7 @@ NORETURN static void end_stopped(Run *r) {
                 r->state.step, r->steps);
     logger_close(&r->logger);
     ranks_any(&r->ranks, false);  // nobody leaves before all are done
-    ranks_finish();
+    ranks_finish(&r->ranks);
     _exit(EXIT_STOPPED);
 }
 
@@ -904,7 +902,7 @@ static void finish(Run *r) {
     if (r->config.writes) writer_finish(&r->writer);
     if (r->tokenizer.V) tokenizer_close(&r->tokenizer);
     r->code->finish(r->gpt);
-    ranks_finish();
+    ranks_finish(&r->ranks);
 }
 
 // A closed stdin, stdout or stderr must not become the number of a file that the run opens.

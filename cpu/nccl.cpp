@@ -84,15 +84,15 @@ static size_t shared_bytes(int lanes) {
 static FileAddress shared_create(void) {
     FileAddress at = {getpid(), memfd_create("fsdp-collectives", 0), {}};
     if (at.fd < 0) die("shared memory: cannot create a file for it, %m");
-    if (getrandom(at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token)
-        die("shared memory: cannot draw a random number, %m");
+    if (getrandom(at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token ||
+        pwrite((int)at.fd, at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token)
+        die("shared memory: cannot write a random number, %m");
     return at;
 }
 
-// Gives the file its size and token.
-static void shared_write(FileAddress at, int lanes) {
-    if (ftruncate((int)at.fd, (off_t)shared_bytes(lanes)) ||
-        pwrite((int)at.fd, at.token, sizeof at.token, 0) != (ssize_t)sizeof at.token)
+// Gives the file its size.
+static void shared_resize(FileAddress at, int lanes) {
+    if (ftruncate((int)at.fd, (off_t)shared_bytes(lanes)))
         die("shared memory for %d ranks: cannot make a file of %zu bytes (see ulimit -f), %m",
             lanes, shared_bytes(lanes));
 }
@@ -283,7 +283,7 @@ static MPI_Comm attach_to_node(ncclComm *c, MPI_Comm node) {
         FileAddress at = {};
         if (lane == 0) {
             at = shared_create();
-            shared_write(at, lanes);
+            shared_resize(at, lanes);
         }
         MPI_Bcast(&at, sizeof at, MPI_BYTE, 0, node);
         const bool here = shared_attach(c, at, lanes, lane == 0);
@@ -330,12 +330,19 @@ static void attach_over_mpi(ncclComm *c, MPI_Comm mpi) {
 }
 #endif
 
-// Attaches c, a communicator of forked ranks, once the file has its size and token.
-static void attach_forked(ncclComm *c, FileAddress at) {
-    while (!shared_attach(c, at, c->size, c->rank == 0)) {
-        if (access("/proc/self/fd", X_OK)) die("shared memory: expected /proc to be mounted, %m");
+// Attaches c, a communicator of ranks without MPI, once the file has its size.
+static void attach_here(ncclComm *c, FileAddress at) {
+    const int fd = c->rank == 0 ? (int)at.fd : shared_open(at);
+    struct stat s = {};
+    if (fd < 0 && access("/proc/self/fd", X_OK))
+        die("shared memory: expected /proc to be mounted, %m");
+    while (fd >= 0 && fstat(fd, &s) == 0 && (size_t)s.st_size < shared_bytes(c->size))
         sched_yield();
-    }
+    if (c->rank && fd >= 0) close(fd);
+    if (!shared_attach(c, at, c->size, c->rank == 0))
+        die("rank %d cannot open the shared memory of rank 0: without MPI the ranks of the CPU "
+            "build have to be on one machine, in one container; use mpirun",
+            c->rank);
     for (int j = 0; j < c->size; j++) c->lane.push_back(j);
     c->inbound.resize((size_t)c->size);
 }
@@ -354,8 +361,8 @@ ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int
 #endif
     FileAddress at;
     memcpy(&at, id.internal, sizeof at);
-    if (rank == 0) shared_write(at, nranks);
-    attach_forked(c, at);
+    if (rank == 0) shared_resize(at, nranks);
+    attach_here(c, at);
     uint64_t token = 0;
     std::vector<uint64_t> tokens((size_t)nranks);
     exchange_small(c, &token, tokens.data(), sizeof token);  // all have it open
@@ -393,10 +400,10 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
 #endif
     if (*split && c->rank == 0) {
         mine.at = shared_create();
-        shared_write(mine.at, c->size);
+        shared_resize(mine.at, c->size);
     }
     exchange_small(parent, &mine, all.data(), sizeof mine);
-    if (*split) attach_forked(c, all[(size_t)group[0].rank].at);
+    if (*split) attach_here(c, all[(size_t)group[0].rank].at);
     exchange_small(parent, &mine, all.data(), sizeof mine);  // all have it open
     if (*split && c->rank == 0) close((int)mine.at.fd);
     if (!*split) delete c;

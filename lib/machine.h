@@ -63,6 +63,16 @@ static inline bool cores_has(const CoreMask *m, int core) {
     return m->bits[core / 64] >> (core % 64) & 1;
 }
 
+// The same for all processes of a machine, in whatever container: the number that its kernel drew
+// at boot, else the host's name.
+enum { MACHINE_NAME = 128 };
+static inline void machine_name(char name[MACHINE_NAME]) {
+    memset(name, 0, MACHINE_NAME);
+    FILE *f = fopen("/proc/sys/kernel/random/boot_id", "r");
+    if (!f || !fgets(name, MACHINE_NAME, f)) gethostname(name, MACHINE_NAME - 1);
+    if (f) fclose(f);
+}
+
 // ---- control groups ----------------------------------------------------------------------------
 // Every path starts with `root`: "" but in tests.
 

@@ -3,6 +3,8 @@
 
 #include "common.h"
 
+#include <netinet/in.h>
+#include <sys/socket.h>
 #include <sys/wait.h>
 
 #define PROGRAM "./train_gpt"
@@ -64,4 +66,34 @@ static inline void expect_refusal(const char *command, const char *expected) {
         fail_msg("%s: expected a refusal, found status %d", command, o.status);
     if (!strstr(o.err, expected) || lines_of(o.err) != 1)
         fail_msg("%s: expected one line with `%s`, found: %s", command, expected, o.err);
+}
+
+// A port that is free at the moment.
+static inline int free_port(void) {
+    struct sockaddr_in at = {};
+    socklen_t bytes = sizeof at;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    at.sin_family = AF_INET;
+    if (fd < 0 || bind(fd, (struct sockaddr *)&at, bytes) ||
+        getsockname(fd, (struct sockaddr *)&at, &bytes))
+        fail_msg("no free port: %s", strerror(errno));
+    close(fd);
+    return ntohs(at.sin_port);
+}
+
+// The variables by which torchrun, or Slurm's srun, tells task $i of $n what it is.
+#define TORCHRUN "RANK=$i WORLD_SIZE=$n MASTER_ADDR=localhost MASTER_PORT=$port "
+#define SRUN                                                                                       \
+    "SLURM_PROCID=$i SLURM_STEP_NUM_TASKS=$n SLURM_STEP_NODELIST=localhost,gpu[1-3] "              \
+    "SLURM_JOB_ID=$port "
+
+// Runs n tasks side by side; what their launcher tells them is in `variables`. `meanwhile` is run
+// beside them: their process numbers are ${p[0]}, ${p[1]}, ... Adds the line "codes" with the exit
+// code of each.
+static inline Outcome run_tasks(int n, const char *variables, const char *command,
+                                const char *meanwhile) {
+    return run("n=%d; port=%d; p=(); for i in $(seq 0 $((n - 1))); do env %s %s & p+=($!); done; "
+               "%s; codes=; for x in ${p[@]}; do wait $x; codes=\"$codes $?\"; done; "
+               "echo \"codes$codes\"",
+               n, free_port(), variables, command, meanwhile);
 }

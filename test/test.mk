@@ -7,7 +7,7 @@ TEST_DEPENDS = $(HEADERS) $(wildcard cpu/*.h test/*.h)
 TEST_PACKAGES = g++ make libjansson-dev libpcre2-dev libxxhash-dev libdnnl-dev openmpi-bin libopenmpi-dev libcmocka-dev procps gnuplot-nox
 LEVELS_HERE = generic $(if $(shell grep -m1 -w avx2 /proc/cpuinfo),$(filter avx2,$(LEVELS))) $(if $(shell grep -m1 -w avx512bw /proc/cpuinfo),$(filter avx512,$(LEVELS)))
 OPS_TESTS = $(foreach d,fp32 bf16,$(foreach l,$(LEVELS_HERE),$(T)/test_ops_$(d)_$(l)))
-TESTS = $(T)/test_lib $(T)/test_tokenizer $(T)/test_machine $(T)/test_roofline $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_plan $(T)/test_skip $(T)/test_parity \
+TESTS = $(T)/test_lib $(T)/test_tokenizer $(T)/test_machine $(T)/test_launch $(T)/test_roofline $(T)/test_checkpoint $(T)/test_dataloader $(T)/test_nccl $(OPS_TESTS) $(T)/test_fsdp $(T)/test_plan $(T)/test_skip $(T)/test_parity \
         $(T)/test_hugging_face $(T)/test_program $(T)/test_generate $(T)/test_eval $(T)/test_resume $(T)/test_faults $(T)/test_scripts $(if $(EMULATOR_HERE),$(T)/test_emulated)
 EMULATED = $(foreach v,plain race,$(O)/emu/$(v)/train_gpt)
 FUZZ_SEEDS ?= 20

@@ -250,6 +250,29 @@ static void ranks_that_each_see_a_gpu_of_their_own_train(void **) {
     if (found.status != 0) fail_msg("exit code %d: %s", found.status, found.err);
 }
 
+// The id of NCCL's communicator and the hosts' words go by sockets, as under torchrun and srun.
+static void ranks_without_mpi_train_as_forked_ones(void **) {
+    static const char *const launchers[] = {TORCHRUN, SRUN};
+    const char *options = OPTIONS "--tokens-per-step 96 --steps 3";
+    char command[512];
+    snprintf(command, sizeof command, EMULATED "/plain/train_gpt %s", options);
+    for (int ranks = 2; ranks <= 3; ranks++) {
+        static Outcome forked, launched;
+        forked = run("%s --ranks %d", command, ranks);
+        launched = run_tasks(ranks, launchers[ranks - 2], command, ":");
+        expect_text(launched, ranks == 2 ? "codes 0 0\n" : "codes 0 0 0\n");
+        compare(launchers[ranks - 2], &launched, &forked, 0);
+    }
+}
+
+// Without NCCL's word for it too: the socket of the rank that has gone closes.
+static void a_killed_rank_ends_the_others_without_mpi(void **) {
+    static Outcome o;
+    o = run_tasks(3, TORCHRUN, EMULATED "/plain/train_gpt " OPTIONS "--steps 100000 >/dev/null",
+                  "sleep 3; kill -9 ${p[1]}");
+    expect_text(o, "codes 1 137 1\n");
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_are_the_cpu_devices_in_fp32_under_every_schedule),
@@ -266,6 +289,8 @@ int main(void) {
         cmocka_unit_test(a_call_that_fails_says_what_nccl_says),
         cmocka_unit_test(a_rank_that_stands_still_ends_the_job),
         cmocka_unit_test(ranks_that_each_see_a_gpu_of_their_own_train),
+        cmocka_unit_test(ranks_without_mpi_train_as_forked_ones),
+        cmocka_unit_test(a_killed_rank_ends_the_others_without_mpi),
     };
     return run_in_folder(tests);
 }

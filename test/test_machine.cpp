@@ -350,14 +350,11 @@ static void variables_left_over_from_a_launcher_do_not_forbid_ranks(void **) {
     assert_int_not_equal(o.status, 0);
 }
 
-static void tasks_of_slurm_that_are_no_ranks_are_refused(void **) {
-    Outcome o = run("SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1");
-    expect_text(o, "Slurm has 2 tasks here");
+static void a_batch_script_without_srun_is_refused(void **) {
+    Outcome o = run("SLURM_PROCID=0 SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1");
+    expect_text(o, "Slurm has 2 tasks here, and this process is none of them");
     assert_int_equal(o.status, 1);
-    o = run("SLURM_STEP_NUM_TASKS=2 " PROGRAM " " TINY "--steps 1 --ranks 2");
-    expect_text(o, "Slurm has 2 tasks here");
-    assert_int_equal(o.status, 1);
-    o = run("SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1 --ranks 1");
+    o = run("SLURM_PROCID=0 SLURM_NTASKS=2 " PROGRAM " " TINY "--steps 1 --ranks 1");
     assert_int_equal(o.status, 0);
 }
 
@@ -382,7 +379,7 @@ int main(void) {
         cmocka_unit_test(an_interrupt_reaches_ranks_that_a_script_started_behind_itself),
         cmocka_unit_test(ranks_in_containers_of_their_own_send_messages),
         cmocka_unit_test(variables_left_over_from_a_launcher_do_not_forbid_ranks),
-        cmocka_unit_test(tasks_of_slurm_that_are_no_ranks_are_refused),
+        cmocka_unit_test(a_batch_script_without_srun_is_refused),
     };
     return run_in_folder(tests);
 }
