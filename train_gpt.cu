@@ -822,13 +822,9 @@ static void measure_step(Run *r, long step, double lr, double ms, const GptStep 
     if (shown) report_step(r->o.json, &x, r->ms_mean * (double)(r->steps - step - 1));
 }
 
-// Rank 0 writes FILE, rank i FILE.rank-i.
 static void write_trace(Run *r) {
-    char path[4096];
-    if (r->ranks.rank == 0)
-        snprintf(path, sizeof path, "%s", r->o.trace);
-    else
-        snprintf(path, sizeof path, "%s.rank-%d", r->o.trace, r->ranks.rank);
+    char path[PATH_BYTES];
+    rank_path(path, r->o.trace, r->ranks.rank);
     r->code->trace_stop(r->gpt, path);
 }
 

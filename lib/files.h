@@ -24,6 +24,14 @@ __attribute__((format(printf, 2, 3))) static inline void path_print(char *path, 
     if (n < 0 || n >= PATH_BYTES) die_all("a path is too long: %.200s...", path);
 }
 
+// Where a rank writes what is FILE on rank 0: rank 1's is FILE.rank-1.
+static inline void rank_path(char *path, const char *file, int rank) {
+    if (rank == 0)
+        path_print(path, "%s", file);
+    else
+        path_print(path, "%s.rank-%d", file, rank);
+}
+
 // What went wrong, in one line; empty: nothing.
 typedef struct {
     char text[1024];

@@ -109,7 +109,7 @@ static inline RunFiles run_inputs(const Options *o, int argc, char **argv, const
     return all;
 }
 
-// Of `world` ranks, each but the first writes a trace FILE.rank-i.
+// Of `world` ranks, each writes a trace of its own.
 static inline RunFiles run_outputs(const Options *o, int world) {
     RunFiles all = {NULL, 0};
     char what[40], path[PATH_BYTES];
@@ -126,7 +126,7 @@ static inline RunFiles run_outputs(const Options *o, int world) {
         }
     }
     for (int rank = 1; o->trace[0] && rank < world; rank++) {
-        path_print(path, "%s.rank-%d", o->trace, rank);
+        rank_path(path, o->trace, rank);
         run_files_add(&all, "--trace", path);
     }
     return all;

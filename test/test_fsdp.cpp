@@ -23,7 +23,7 @@ typedef struct {
     MomentType moments;
     int gather_slots, grad_slots, prefetch, unit, unit_k, recompute, recompute_k, L;
     bool train_only;    // no validation between the steps
-    const char *trace;  // file for rank 0's timeline of the last step; FILE.R for rank R's
+    const char *trace;  // where rank 0 writes the timeline of the last step (rank_path)
     int64_t began;      // 0 of the traces
 } Case;
 
@@ -91,8 +91,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
         code->update(g, &u);
         GptStep s = code->finish_step(g, 0);
         if (c->trace && step == STEPS - 1) {
-            char path[256];
-            snprintf(path, sizeof path, rank ? "%s.%d" : "%s", c->trace, rank);
+            char path[PATH_BYTES];
+            rank_path(path, c->trace, rank);
             code->trace_stop(g, path);
         }
         double loss[2 * MOST_RANKS] = {0}, tokens[2 * MOST_RANKS] = {1, 1};

@@ -1,4 +1,4 @@
-// test/trace.h: reads the traces of two ranks (PATH and PATH.rank-1): can they be true?
+// test/trace.h: reads the traces of two ranks (PATH and its rank_path): can they be true?
 #pragma once
 
 #include "../lib/files.h"
@@ -40,8 +40,8 @@ static inline int read_spans(const char *path, int rank, Span *spans, int most) 
 static inline void check_traces(const char *path) {
     enum { MOST = 1024, STREAMS = 3 };
     static Span spans[2][MOST];
-    char other[256];
-    snprintf(other, sizeof other, "%s.rank-1", path);
+    char other[PATH_BYTES];
+    rank_path(other, path, 1);
     int n = read_spans(path, 0, spans[0], MOST), gathers = 0;
     assert_int_equal(read_spans(other, 1, spans[1], MOST), n);
     for (int rank = 0; rank < 2; rank++) {
