@@ -125,3 +125,13 @@ __host__ __device__ static inline void adamw_element(float *p, float gradient, M
     Real root = (Real)sqrt(vi * f.v_scale);
     *p = (float)(*p - f.lr * (mi * f.m_scale / (root + f.eps) + f.weight_decay * *p));
 }
+
+// By how much the update that left p, m and v has lowered p.
+template <class Moment, class Real>
+__host__ __device__ static inline float adamw_change_of(float p, Moment m, Moment v,
+                                                        const AdamWFactors<Real> &f) {
+    Real root = (Real)sqrt(moment_value(v) * f.v_scale);
+    Real along = f.lr * moment_value(m) * f.m_scale / (root + f.eps);
+    Real decay = f.lr * f.weight_decay;
+    return (float)(along + decay * ((p + along) / (1 - decay)));
+}

@@ -850,17 +850,22 @@ static void squares_of(Fsdp *f, const float *g, size_t n) {
                       f->reduce);
 }
 
-// Calls a function with the whole gradient shard, at once if it is fp32 anyway.
-static void for_gradients(Fsdp *f, void (*function)(Fsdp *, const float *, size_t)) {
-    if (!f->c.bf16_grads)
+typedef enum { FSDP_GRADIENT, FSDP_PARAMETERS } FsdpShard;
+
+// Calls a function with a whole shard, at once if it is fp32 anyway.
+static void for_shard(Fsdp *f, FsdpShard what, void (*function)(Fsdp *, const float *, size_t)) {
+    if (what == FSDP_PARAMETERS)
+        function(f, f->p, f->shard);
+    else if (!f->c.bf16_grads)
         function(f, (const float *)f->g, f->shard);
     else
         for (int i = 0; i < f->nunits; i++)
             function(f, grads_open(f, &f->units[i]), f->units[i].slice);
 }
 
-// Leaves the sum of squares of the whole gradient in f->sums, the same on all ranks.
-static void sum_squares(Fsdp *f) {
+// Leaves the sum of squares of all shards in f->sums, the same on all ranks.
+static void sum_squares(Fsdp *f, FsdpShard what) {
+    const char *name = what == FSDP_GRADIENT ? "the gradient" : "the parameters";
     bool ordered = f->c.ordered;
     ncclComm_t comm = f->world_comm;
     if (defect("swapped") && f->c.rank == 1)
@@ -868,22 +873,23 @@ static void sum_squares(Fsdp *f) {
     cudaCheck(cudaMemsetAsync(f->sums, 0, 3 * sizeof(double), f->reduce));
     if (ordered) {
         cudaCheck(cudaMemsetAsync(f->absmax, 0, sizeof(float), f->reduce));
-        for_gradients(f, absmax_of);
-        counted(f, "maximum", "the gradient", allreduced_bytes, sizeof(float),
+        for_shard(f, what, absmax_of);
+        counted(f, "maximum", name, allreduced_bytes, sizeof(float),
                 ncclAllReduce(f->absmax, f->absmax, 1, ncclFloat32, ncclMax, comm, f->reduce));
     }
     // Replicas of a shard count once, and all ranks get the one sum: with a sum of its own, a group
     // could clip by another factor in the last bit, and its replica would drift away for good.
-    if (f->replica == 0) for_gradients(f, squares_of);
-    counted(f, "norm", "the gradient", allreduced_bytes, 3 * sizeof(double),
+    if (f->replica == 0) for_shard(f, what, squares_of);
+    counted(f, "norm", name, allreduced_bytes, 3 * sizeof(double),
             ncclAllReduce(f->sums, f->sums, 3, ncclFloat64, ncclSum, comm, f->reduce));
 }
 
-static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
+// AdamW on the unit's slice; or, after it, by how much it has changed the parameters, in place of
+// their gradients.
+static void adamw_on_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config, bool change) {
     char *m = (char *)f->m, *v = (char *)f->v;
     size_t size = moment_bytes(f->c.moments);
-    timeline_begin(f->timeline, f->reduce, "update", u->name);
-    const float *g = grads_open(f, u);
+    float *g = grads_open(f, u) - u->at;
     for (int i = 0; i < u->tensors; i++) {
         const FsdpTensor *t = &f->tensors[u->first_tensor + i];
         FsdpPiece piece = fsdp_piece(f, u, t);
@@ -891,9 +897,19 @@ static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
         AdamWConfig c = *config;
         c.moments = f->c.moments;
         if (!t->decays) c.weight_decay = 0;
-        adamw_update(f->p + piece.at, g + (piece.at - u->at), m + piece.at * size,
-                     v + piece.at * size, piece.n, t->first + piece.within, f->sums, &c, f->reduce);
+        if (change)
+            adamw_change(g + piece.at, f->p + piece.at, m + piece.at * size, v + piece.at * size,
+                         piece.n, f->sums, &c, f->reduce);
+        else
+            adamw_update(f->p + piece.at, g + piece.at, m + piece.at * size, v + piece.at * size,
+                         piece.n, t->first + piece.within, f->sums, &c, f->reduce);
     }
+    if (change) grads_close(f, u);
+}
+
+static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
+    timeline_begin(f->timeline, f->reduce, "update", u->name);
+    adamw_on_unit(f, u, config, false);
     timeline_end(f->timeline, f->reduce);
     u->version++;
     cudaCheck(cudaEventRecord(u->updated, f->reduce));
@@ -910,7 +926,7 @@ static void fsdp_norm(Fsdp *f) {
         }
         u->contributions[0] = u->contributions[1] = 0;
     }
-    sum_squares(f);
+    sum_squares(f, FSDP_GRADIENT);
     timeline_end(f->timeline, f->reduce);
 }
 
@@ -918,4 +934,19 @@ static void fsdp_norm(Fsdp *f) {
 // only.
 static void fsdp_update(Fsdp *f, const AdamWConfig *config) {
     for (int i = 0; i < f->nunits; i++) update_unit(f, &f->units[i], config);
+}
+
+// After the update, which has used the gradient up: leaves the sum of squares of what it has
+// changed in f->sums.
+static void fsdp_norm_of_change(Fsdp *f, const AdamWConfig *config) {
+    timeline_begin(f->timeline, f->reduce, "norm", "change");
+    for (int i = 0; i < f->nunits; i++) adamw_on_unit(f, &f->units[i], config, true);
+    sum_squares(f, FSDP_GRADIENT);
+    timeline_end(f->timeline, f->reduce);
+}
+
+static void fsdp_norm_of_parameters(Fsdp *f) {
+    timeline_begin(f->timeline, f->reduce, "norm", "parameters");
+    sum_squares(f, FSDP_PARAMETERS);
+    timeline_end(f->timeline, f->reduce);
 }

@@ -48,7 +48,7 @@ struct Gpt {
     void *workspace;
     size_t workspace_bytes;
     int *host_tokens;     // (micro_steps,2,B,T)
-    double *host_sums;    // (world*sums_room + 3)
+    double *host_sums;    // (world*sums_room + 9)
     floatX *host_logits;  // (head_width)
 
     GptPiece *pieces;  // (npieces) of the rank's arrays
@@ -58,6 +58,7 @@ struct Gpt {
     bool writes;           // it is that of a text, and
     int before;            // so many tokens of the text have been through it already
     bool measured;         // the norm of this step is there
+    bool ratio;            // so are those of its update and of the parameters
     int borrowed, graded;  // unit whose parameters / gradient slot are in use; -1: none
     floatX *params;        // of the borrowed unit
     float *grads;          // of the graded unit
@@ -232,7 +233,7 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, "activations", &g->workspace, g->workspace_bytes, "workspace of the ops");
     buffers_add(b, BUFFER_HOST, &g->host_tokens, (accum + 1) * 2 * BT * sizeof(int),
                 "tokens of a step");
-    buffers_add(b, BUFFER_HOST, &g->host_sums, (sums * (size_t)c->fsdp.world + 3) * sizeof(double),
+    buffers_add(b, BUFFER_HOST, &g->host_sums, (sums * (size_t)c->fsdp.world + 9) * sizeof(double),
                 "loss sums");
     buffers_add(b, BUFFER_HOST, &g->host_logits, width * sizeof(floatX), "logits of a sample");
 }
@@ -563,6 +564,25 @@ static void gpt_micro_step(Gpt *g, int micro_step) {
     backward(g);
 }
 
+// Copies f->sums to the host: of the gradient, the update, or the parameters.
+static void copy_squares(Gpt *g, int which) {
+    double *host = g->host_sums + g->c.fsdp.world * (g->c.fsdp.micro_steps + 1) + 3 * which;
+    cudaCheck(
+        cudaMemcpyAsync(host, g->f.sums, 3 * sizeof(double), cudaMemcpyDeviceToHost, g->f.reduce));
+}
+
+static double norm_of_squares(const double squares[3]) {
+    return sqrt(squares[0] + squares[1] + squares[2]);
+}
+
+static void measure_ratio(Gpt *g, const AdamWConfig *c) {
+    copy_squares(g, 0);
+    fsdp_norm_of_change(&g->f, c);
+    copy_squares(g, 1);
+    fsdp_norm_of_parameters(&g->f);
+    copy_squares(g, 2);
+}
+
 static void gpt_update(Gpt *g, const GptUpdate *u) {
     double tokens = (double)g->c.B * g->c.T * g->c.fsdp.world * g->c.fsdp.micro_steps;
     AdamWConfig c = {};
@@ -574,6 +594,8 @@ static void gpt_update(Gpt *g, const GptUpdate *u) {
     if (!g->measured) fsdp_norm(&g->f);
     g->measured = false;
     if (!u->skip) fsdp_update(&g->f, &c);
+    g->ratio = u->ratio && !u->skip;
+    if (g->ratio) measure_ratio(g, &c);
     fsdp_schedule(&g->f, g->train_visits, g->ntrain, false);  // the first gathers of the next step
 }
 
@@ -607,14 +629,16 @@ static GptStep read_step(Gpt *g, uint32_t notes) {
     cudaCheck(cudaMemcpyAsync(g->loss_sums + micro_steps, &own_notes, sizeof own_notes,
                               cudaMemcpyHostToDevice, f->compute));
     gather_sums(g, n);
-    cudaCheck(
-        cudaMemcpyAsync(squares, f->sums, 3 * sizeof(double), cudaMemcpyDeviceToHost, f->reduce));
+    if (!g->ratio) copy_squares(g, 0);
     cudaCheck(cudaStreamSynchronize(f->reduce));
     double tokens = (double)g->c.B * g->c.T * world * micro_steps;
     GptStep step = {};
     step.loss = sum_in_order(g->host_sums, world, micro_steps) / tokens;
     for (int r = 0; r < world; r++) step.notes |= (uint32_t)g->host_sums[r * n + micro_steps];
-    step.norm = sqrt(squares[0] + squares[1] + squares[2]) / tokens;
+    step.norm = norm_of_squares(squares) / tokens;
+    bool ratio = g->ratio && isfinite(step.norm);
+    step.ratio = ratio ? norm_of_squares(squares + 3) / norm_of_squares(squares + 6) : NAN;
+    g->ratio = false;
     return step;
 }
 

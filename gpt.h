@@ -34,6 +34,7 @@ typedef struct {
 typedef struct {
     double loss;     // mean over all tokens of the step
     double norm;     // of the gradient, before clipping
+    double ratio;    // of the update's norm to the parameters'; NaN: not measured, or no update
     uint32_t notes;  // of all ranks together (or), see finish_step
     FsdpCounters counters;
 } GptStep;
@@ -43,7 +44,8 @@ typedef struct {
     float lr, beta1, beta2, eps, weight_decay, grad_clip;
     long step;  // from 0
     uint64_t seed;
-    bool skip;  // leave parameters and moments as they are
+    bool skip;   // leave parameters and moments as they are
+    bool ratio;  // measure GptStep.ratio: moves 40 bytes a parameter (with fp32 moments)
 } GptUpdate;
 
 typedef struct {

@@ -134,6 +134,9 @@ static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaSt
 // grad_scale. A norm that is not finite leaves p, m and v untouched.
 static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream);
+// After it, with the same sums and c: by how much it has lowered each element. change (n).
+static void adamw_change(float *change, const float *p, const void *m, const void *v, size_t n,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream);
 
 #if defined(DEVICE_PLAN)
 #include "plan/ops.h"

@@ -56,6 +56,7 @@ typedef struct {
     json_t *data;                // what a checkpoint says of the training data
     Saver saver;
     double saved_ms;  // clock_ms of the last checkpoint, or of the start
+    double began_ms;  // clock_ms of the first step
     Failure failure;  // of this rank: told to all at the end of the step
 } Run;
 
@@ -770,8 +771,8 @@ static GptStep train_step(Run *r, long step, double lr, bool *outlier) {
     }
     if (audit) replay_neighbour(r);
     *outlier = is_outlier(r);
-    GptUpdate update = {(float)lr,    o->beta1, o->beta2, o->eps,  o->weight_decay,
-                        o->grad_clip, step,     o->seed,  *outlier};
+    GptUpdate update = {(float)lr,    o->beta1, o->beta2, o->eps,   o->weight_decay,
+                        o->grad_clip, step,     o->seed,  *outlier, due(o->ratio_every, step + 1)};
     r->code->update(r->gpt, &update);
     if (ahead) dataloader_wait(&r->train, &r->failure);
     GptStep s = r->code->finish_step(r->gpt, own_notes(r));
@@ -813,6 +814,9 @@ static void measure_step(Run *r, long step, double lr, double ms, const GptStep 
     x.comm_share = s->counters.wait_ms / ms;
     x.gathered = s->counters.gathered_bytes, x.reduced = s->counters.reduced_bytes;
     x.allreduced = s->counters.allreduced_bytes, x.collectives = s->counters.collectives;
+    x.update_ratio = s->ratio, x.skipped = r->state.skips;
+    x.elapsed = r->logger.elapsed + 1e-3 * (clock_ms() - r->began_ms);
+    x.epoch = (double)r->state.samples / (double)r->train.samples;
     x.tokens = r->state.tokens;
     x.memory = buffers_bytes(r->code->buffers(r->gpt), NULL);
     r->outcome.loss = x.loss;
@@ -842,7 +846,7 @@ static void train(Run *r) {
     const Options *o = &r->o;
     Schedule schedule = schedule_of(r);
     long first = r->first_step, traced = r->steps > first + 1 ? first + 1 : first;
-    r->saved_ms = clock_ms();
+    r->began_ms = r->saved_ms = clock_ms();
     // The checkpoints of a run that this one does not go on from are not its own.
     if (o->out[0] && r->ranks.rank == 0 && r->steps > first)
         checkpoint_set_aside(o->out, r->resumed_here ? first : -1);

@@ -42,3 +42,30 @@ static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, u
         break;
     }
 }
+
+template <class Moment, class Real>
+static void adamw_changes(float *change, const float *p, const Moment *m, const Moment *v, size_t n,
+                          const double sums[3], const AdamWConfig *c) {
+    const AdamWFactors<Real> f = adamw_factors<Real>(c);
+    Real scale;
+    const bool updated = adamw_scale(&scale, sums, f);
+#pragma omp parallel for simd schedule(static)
+    for (size_t i = 0; i < n; i++)
+        change[i] = updated ? adamw_change_of<Moment, Real>(p[i], m[i], v[i], f) : 0.0f;
+}
+
+static void adamw_change(float *change, const float *p, const void *m, const void *v, size_t n,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
+    (void)stream;
+    switch (c->moments) {
+    case MOMENTS_FP32:
+        adamw_changes<float, float>(change, p, (const float *)m, (const float *)v, n, sums, c);
+        break;
+    case MOMENTS_FP64:
+        adamw_changes<double, double>(change, p, (const double *)m, (const double *)v, n, sums, c);
+        break;
+    case MOMENTS_BF16:
+        adamw_changes<bf16, float>(change, p, (const bf16 *)m, (const bf16 *)v, n, sums, c);
+        break;
+    }
+}

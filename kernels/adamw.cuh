@@ -59,3 +59,40 @@ static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, u
         break;
     }
 }
+
+// One element a thread.
+template <class Moment, class Real>
+__global__ static void adamw_change_kernel(float *change, const float *p, const Moment *m,
+                                           const Moment *v, size_t n, const double *sums,
+                                           AdamWFactors<Real> f) {
+    size_t i = (size_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (i >= n) return;
+    Real scale;
+    const bool updated = adamw_scale(&scale, sums, f);
+    change[i] = updated ? adamw_change_of<Moment, Real>(p[i], m[i], v[i], f) : 0.0f;
+}
+
+template <class Moment, class Real>
+static void adamw_change_launch(float *change, const float *p, const void *m, const void *v,
+                                size_t n, const double sums[3], const AdamWConfig *c,
+                                cudaStream_t stream) {
+    adamw_change_kernel<Moment, Real><<<blocks_for(n, ADAMW_THREADS), ADAMW_THREADS, 0, stream>>>(
+        change, p, (const Moment *)m, (const Moment *)v, n, sums, adamw_factors<Real>(c));
+    launchCheck();
+}
+
+static void adamw_change(float *change, const float *p, const void *m, const void *v, size_t n,
+                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
+    if (n == 0) return;
+    switch (c->moments) {
+    case MOMENTS_FP32:
+        adamw_change_launch<float, float>(change, p, m, v, n, sums, c, stream);
+        break;
+    case MOMENTS_FP64:
+        adamw_change_launch<double, double>(change, p, m, v, n, sums, c, stream);
+        break;
+    case MOMENTS_BF16:
+        adamw_change_launch<bf16, float>(change, p, m, v, n, sums, c, stream);
+        break;
+    }
+}

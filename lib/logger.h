@@ -54,7 +54,11 @@ typedef struct {
     double tokens_per_second, mfu;  // mfu: share of the peak; NaN if the peak is not known
     double comm_share;              // of the step's time spent waiting for communication
     double gathered, reduced,
-        allreduced;  // bytes that this rank has received in the step's collectives
+        allreduced;       // bytes that this rank has received in the step's collectives
+    double update_ratio;  // norm of the update over that of the parameters; NaN: not measured
+    double elapsed;       // seconds since the run has begun, without the time between its parts
+    double epoch;         // how often the training data have been gone over
+    int skipped;          // updates left out so far
     long collectives;
     uint64_t tokens;  // trained on so far, this step included
     uint64_t memory;  // bytes of this rank's buffers
@@ -64,6 +68,7 @@ typedef struct {
     const Options *options;  // --out is the folder; "": no files. They live longer than the logger
     bool resumes;            // goes on in the files that are there
     long start;              // first step of this run
+    double elapsed;          // at that step: of the parts of the run before
     FILE *log, *metrics;     // NULL: nothing has been written yet
     char log_path[PATH_BYTES], metrics_path[PATH_BYTES], options_path[PATH_BYTES];
 } Logger;
@@ -93,6 +98,22 @@ static inline void logger_cut(const char *path, long start) {
     file_done();
 }
 
+// The seconds that the last line before step `start` has come to.
+static inline double logger_elapsed(const char *path, long start) {
+    static const char field[] = ",\"elapsed\":";
+    FILE *f = fopen(path, "r");
+    char *line = NULL;
+    size_t capacity = 0;
+    double seconds = 0;
+    while (f && getline(&line, &capacity, f) >= 0) {
+        const char *at = strstr(line, field);
+        if (at && logger_line_step(line) < start) seconds = atof(at + strlen(field));
+    }
+    free(line);
+    if (f) fclose(f);
+    return seconds;
+}
+
 // Writes the options under a temporary name: whether the folder takes files is known before any
 // other is touched.
 static inline void logger_save_options(const Logger *l, char *path) {
@@ -115,6 +136,7 @@ static inline void logger_open(Logger *l, const Options *options, bool resumes, 
     path_print(l->log_path, "%s/main.log", folder);
     path_print(l->metrics_path, "%s/metrics.jsonl", folder);
     path_print(l->options_path, "%s/options.cfg", folder);
+    if (resumes) l->elapsed = logger_elapsed(l->metrics_path, start);
     logger_save_options(l, probe);
     unlink(probe);
     file_done();
@@ -157,6 +179,9 @@ static inline void metrics_print(FILE *f, const StepMetrics *m) {
                   {"tokens_per_second", m->tokens_per_second, 6},
                   {"mfu", m->mfu, 4},
                   {"comm_share", m->comm_share, 4},
+                  {"update_ratio", m->update_ratio, 6},
+                  {"elapsed", m->elapsed, 9},
+                  {"epoch", m->epoch, 9},
                   {"gathered", m->gathered, 15},
                   {"reduced", m->reduced, 15},
                   {"allreduced", m->allreduced, 15}};
@@ -165,8 +190,8 @@ static inline void metrics_print(FILE *f, const StepMetrics *m) {
         fprintf(f, ",\"%s\":", fields[i].name);
         json_number(f, fields[i].value, fields[i].digits);
     }
-    fprintf(f, ",\"collectives\":%ld,\"tokens\":%llu,\"memory\":%llu}\n", m->collectives,
-            (unsigned long long)m->tokens, (unsigned long long)m->memory);
+    fprintf(f, ",\"skipped\":%d,\"collectives\":%ld,\"tokens\":%llu,\"memory\":%llu}\n", m->skipped,
+            m->collectives, (unsigned long long)m->tokens, (unsigned long long)m->memory);
 }
 
 static inline void logger_step(Logger *l, const StepMetrics *m) {

@@ -113,6 +113,7 @@ INT   (timeout,         "",  "600", 1, 1000000,                         "seconds
 INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
 TEXT  (trace,           "",  "", OUTPUT_FILE,                           "write a timeline of the steps to this file (JSON for Perfetto)") \
 INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
+INT   (ratio_every,     "",  "10",  0, OPTION_MAX,                      "steps between measurements of the update's norm over the parameters', for metrics.jsonl; 0: never") \
 FLAG  (json,            "",                                             "print step lines as JSON") \
 TEXT  (config,          "",  "", INPUT,                                 "read options from a file of lines `name = value`, at this place of the command line") \
 FLAG  (version,         "",                                             "print the version and exit") \

@@ -188,3 +188,10 @@ static void adamw_update(float *, const float *, void *, void *, size_t n, uint6
     double moment = c->moments == MOMENTS_FP64 ? 8 : c->moments == MOMENTS_BF16 ? 2 : 4;
     plan_bytes(s, WORK_ADAMW, (double)n * (3 * sizeof(float) + 4 * moment), 1);
 }
+
+// Parameter and moments are read, the change written.
+static void adamw_change(float *, const float *, const void *, const void *, size_t n,
+                         const double *, const AdamWConfig *c, cudaStream_t s) {
+    double moment = c->moments == MOMENTS_FP64 ? 8 : c->moments == MOMENTS_BF16 ? 2 : 4;
+    plan_bytes(s, WORK_ADAMW, (double)n * (2 * sizeof(float) + 2 * moment), 1);
+}

@@ -86,8 +86,16 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
                        (uint64_t)((step * c->micro_steps + m) * c->world + rank));
             code->micro_step(g, m);
         }
-        GptUpdate u = {
-            1e-2f * (float)(step + 1) / STEPS, 0.9f, 0.95f, 1e-8f, 0.1f, 0.5f, step, 3, false};
+        GptUpdate u = {1e-2f * (float)(step + 1) / STEPS,
+                       0.9f,
+                       0.95f,
+                       1e-8f,
+                       0.1f,
+                       0.5f,
+                       step,
+                       3,
+                       false,
+                       false};
         code->update(g, &u);
         GptStep s = code->finish_step(g, 0);
         if (c->trace && step == STEPS - 1) {

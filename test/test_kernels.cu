@@ -529,6 +529,10 @@ template <class Moment> static void check_adamw(MomentType type, double toleranc
         check("p", dp.host(), ref.p, 0, FP32);
         check("m", dm.host(), ref.m, 0, tolerance);
         check("v", dv.host(), ref.v, 0, tolerance);
+        adamw_change(dg.at, dp.at, dm.at, dv.at, n, ds.at, &c, stream);
+        Floats reached = dg.host();
+        for (size_t i = 0; i < n; i++) reached[i] = p[i] - reached[i];
+        check("p less its change", reached, ref.p, 0, type == MOMENTS_BF16 ? tolerance : FP32);
         // a non-finite norm leaves everything
         Floats before = dp.host();
         std::vector<Moment> m_before = dm.host();

@@ -1226,6 +1226,7 @@ static StepMetrics metrics(long step) {
     m.step = step, m.steps = 10;
     m.loss = 1.0 / 3, m.norm = 2.0 / 3, m.lr = 1e-4 / 3, m.ms = 12.5;
     m.tokens_per_second = 1000, m.mfu = NAN, m.comm_share = 0.25;
+    m.update_ratio = 1e-3, m.elapsed = 1234.5, m.epoch = 0.25, m.skipped = 2;
     m.gathered = 1048577, m.collectives = 7, m.tokens = 640, m.memory = 1 << 20;
     return m;
 }
@@ -1271,7 +1272,9 @@ static void logs_keep_every_digit_of_a_float(void **) {
         read_file(temporary("run/deep/metrics.jsonl")),
         "{\"step\":0,\"steps\":10,\"loss\":0.333333333,\"norm\":0.666666667,\"lr\":3.33333333e-05,"
         "\"ms\":12.5,\"tokens_per_second\":1000,\"mfu\":null,\"comm_share\":0.25,"
-        "\"gathered\":1048577,\"reduced\":0,\"allreduced\":0,\"collectives\":7,\"tokens\":640,"
+        "\"update_ratio\":0.001,\"elapsed\":1234.5,\"epoch\":0.25,"
+        "\"gathered\":1048577,\"reduced\":0,\"allreduced\":0,\"skipped\":2,\"collectives\":7,"
+        "\"tokens\":640,"
         "\"memory\":1048576}\n{\"step\":1,\"val_loss\":null}\n"
         "{\"step\":1,\"val_loss\":1.33333333}\n{\"step\":1,\"sample\":\"a\\\"\\\\\\n\\u0009\ufffd"
         "\u00e9\u20ac\U0001f600\ufffd\ufffd\ufffd\ufffd\ufffd\"}\n");

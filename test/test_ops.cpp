@@ -584,7 +584,12 @@ static void adamw_follows_the_paper_in_fp32_and_fp64(void **) {
         AdamWConfig c = adamw_config(MOMENTS_FP32);
         c.grad_clip = clip;
         AdamWReference ref = adamw_reference(doubles(p), m64, v64, g, sqrt(sums[0]), c);
+        const Floats before = p;
         adamw_update(p.data(), g.data(), m.data(), v.data(), n, 0, sums, &c, NULL);
+        Floats change(n);
+        adamw_change(change.data(), p.data(), m.data(), v.data(), n, sums, &c, NULL);
+        for (size_t i = 0; i < n; i++) change[i] = before[i] - change[i];
+        check("p before the change", change, ref.p, 0, FP32);
         c.moments = MOMENTS_FP64;
         adamw_update(p64.data(), g.data(), m64.data(), v64.data(), n, 0, sums, &c, NULL);
         check("p", p, ref.p, 0, FP32);

@@ -43,14 +43,15 @@ static void a_page_shows_curves_options_samples_memory_and_a_step(void **) {
     char address[128];
     snprintf(address, sizeof address, "file://%s/p.html", folder);
     open_page(address);
-    static const char *const charts[] = {"loss", "val_loss",          "norm",
-                                         "lr",   "tokens_per_second", "comm_share"};
+    static const char *const charts[] = {
+        "loss",       "val_loss",     "norm",   "lr", "tokens_per_second",
+        "comm_share", "update_ratio", "skipped"};
     for (const char *c : charts) {
         char id[64];
         snprintf(id, sizeof id, "id=\"chart-%s\"", c);
         expect_in_page(id);
     }
-    assert_true(count("<canvas") >= 2 * 6);  // dygraphs draws on two
+    assert_true(count("<canvas") >= 2 * 8);  // dygraphs draws on two
     expect_in_page("12/12");
     expect_in_page("a&amp;b</td>");
     expect_in_page("<td>seed</td><td>42</td><td>7</td>");

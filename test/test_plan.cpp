@@ -100,7 +100,7 @@ static void run_rank(const Case *c, int micro_steps, int rank, ncclUniqueId id, 
             for (int k = 0; k < 32; k++) code->inputs(g, i)[k] = k % 37;
             code->micro_step(g, i);
         }
-        GptUpdate u = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, step, 3, false};
+        GptUpdate u = {1e-3f, 0.9f, 0.95f, 1e-8f, 0.1f, 1, step, 3, false, false};
         code->update(g, &u);
         facts->counters = code->finish_step(g, 0).counters;
     }

@@ -6,6 +6,7 @@
 #include <math.h>
 #include <signal.h>
 #include <time.h>
+#include <vector>
 
 #include "run.h"
 #include "trace.h"
@@ -446,6 +447,64 @@ static void samples_of_text_begin_on_a_new_line(void **) {
     expect_words("stdout", o.out, "--- sample at step 100/100 ---\nab\nab\nab\n");
 }
 
+// The parameters of a model.bin; good until the next call.
+static const float *parameters_of(const char *name, size_t *n) {
+    static float file[1 << 16];
+    char path[256];
+    snprintf(path, sizeof path, "%s/%s", folder, name);
+    FILE *f = fopen(path, "r");
+    size_t read = f ? fread(file, sizeof *file, sizeof file / sizeof *file, f) : 0;
+    if (f) fclose(f);
+    assert_true(read > 256 && read < sizeof file / sizeof *file);
+    *n = read - 256;
+    return file + 256;  // behind the header
+}
+
+static double norm_of(const std::vector<float> &x) {
+    double sum = 0;
+    for (float y : x) sum += (double)y * y;
+    return sqrt(sum);
+}
+
+// As the two models say, and the same bits on any number of ranks, in every strategy.
+static void the_update_is_measured_against_the_parameters(void **) {
+    static const char *const options[] = {"",
+                                          "--ranks 2",
+                                          "--ranks 3 --unit half",
+                                          "--ranks 4 --shard hybrid:2",
+                                          "--ranks 4 --shard none",
+                                          "--ranks 2 --reduce fast",
+                                          "--grad-dtype bf16"};
+    static const char run_of_two[] = PROGRAM
+        " " TINY "--batch 1 --tokens-per-step 84 --lr 0.01 --warmup 0 --schedule constant --json "
+        "--ratio-every 1 ";
+    size_t n;
+    run("%s --steps 1 --export-model %s/one.bin", run_of_two, folder);
+    const float *at = parameters_of("one.bin", &n);
+    std::vector<float> change(at, at + n);
+    run("%s --steps 2 --export-model %s/two.bin", run_of_two, folder);
+    at = parameters_of("two.bin", &n);
+    std::vector<float> reached(at, at + n);
+    for (size_t i = 0; i < n; i++) change[i] -= reached[i];
+    const double expected = norm_of(change) / norm_of(reached);
+    char first[64] = "";
+    for (const char *o : options) {
+        Outcome x = run("%s --steps 2 %s", run_of_two, o);
+        const char *line = strstr(x.out, "{\"step\":1,"),
+                   *field = line ? strstr(line, "\"update_ratio\":") : NULL;
+        if (!field) fail_msg("%s: found %s%s", o, x.out, x.err);
+        double found = atof(field + strlen("\"update_ratio\":"));
+        bool exact = !strstr(o, "fast") && !strstr(o, "bf16");
+        if (!(fabs(found - expected) < (exact ? 1e-5 : 1e-2) * expected))
+            fail_msg("%s: expected %g, found %g", o, expected, found);
+        if (!first[0]) snprintf(first, sizeof first, "%.*s", (int)strcspn(field, ","), field);
+        if (exact && strncmp(first, field, strlen(first)))
+            fail_msg("%s: expected %s, found %.*s", o, first, (int)strcspn(field, ","), field);
+    }
+    Outcome x = run("%s --steps 3 --ratio-every 2 | grep -o 'update_ratio.:[n0]'", run_of_two);
+    assert_string_equal(x.out, "update_ratio\":n\nupdate_ratio\":0\nupdate_ratio\":n\n");
+}
+
 static void traces_of_ranks_fit_together(void **) {
     char path[128];
     Outcome o =
@@ -663,6 +722,7 @@ int main(void) {
         cmocka_unit_test(the_table_says_that_the_warm_up_is_too_long),
         cmocka_unit_test(the_table_says_what_the_files_give),
         cmocka_unit_test(samples_of_text_begin_on_a_new_line),
+        cmocka_unit_test(the_update_is_measured_against_the_parameters),
         cmocka_unit_test(traces_of_ranks_fit_together),
         cmocka_unit_test(every_rank_takes_part_in_a_validation_smaller_than_the_ranks),
         cmocka_unit_test(state_of_a_rank_is_bytes_per_parameter_over_ranks),

@@ -36,7 +36,7 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
         for (int i = 0; i < 28; i++) inputs[i] = (i * 5 + rank) % 37;
         gpt_micro_step(g, 0);
         if (step == 1 && rank == 1) ((float *)g->f.g)[3] = bad;
-        GptUpdate u = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, step, 3, false};
+        GptUpdate u = {1e-2f, 0.9f, 0.95f, 1e-8f, 0.1f, 1.0f, step, 3, false, false};
         gpt_update(g, &u);
         GptStep s = gpt_finish_step(g, 0);
         bool finite = isfinite(s.norm);
