@@ -329,17 +329,29 @@ static void start_model(Run *r) {
         die("cannot create a communicator's id: %s", ncclGetLastError(NULL));
     ranks_broadcast(&r->ranks, &id, sizeof id);
     r->code->start(r->gpt, id);
+}
+
+static bool is_quiet(const Run *r) {
+    return r->ranks.rank != 0 || r->o.json || r->o.generate;
+}
+
+static void load_model(Run *r) {
+    const bool file = model_is_file(r->o.model);
+    const double began = clock_ms();
     process.patient++;
     if (r->resumed[0])
         checkpoint_load(&r->model, &r->ranks, &r->checkpoint, r->resumed);
     else if (model_is_hf(r->o.model))
         hf_load(&r->model, r->o.model);
-    else if (model_is_file(r->o.model))
+    else if (file)
         parameters_load(&r->model, r->o.model);
     else
         parameters_init(&r->model, r->o.seed);
     r->code->arrive(r->gpt);
     process.patient--;
+    if (is_quiet(r) || (!file && !r->resumed[0])) return;
+    printf("loaded           %s in %.2f s\n", r->resumed[0] ? r->resumed : r->o.model,
+           1e-3 * (clock_ms() - began));
 }
 
 static Schedule schedule_of(const Run *r) {
@@ -576,7 +588,11 @@ static void start(Run *r, int argc, char **argv) {
     if (r->ranks.rank == 0) outputs_check(&r->o, argc, argv, r->resumed, r->ranks.world);
     if (plan && r->ranks.rank == 0) answer_plan(r, &machine, rows);
     if (plan) exit(0);  // under mpirun one rank answers
-    if (r->ranks.rank == 0 && !r->o.json && !r->o.generate) print_start(r), print_resume(r);
+    if (!is_quiet(r)) {
+        print_start(r);
+        print_resume(r);
+        flush_stdout();
+    }
     check_agreement(r);
     check_memory(r);
     if (r->ranks.rank == 0) {
@@ -584,6 +600,7 @@ static void start(Run *r, int argc, char **argv) {
         logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
     }
     start_model(r);
+    load_model(r);
     if (!r->o.generate) stop_listen();
 }
 

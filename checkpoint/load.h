@@ -49,7 +49,7 @@ static inline int checkpoint_open_array(const CheckpointIndex *x, const char *pa
 // Reads one array's own pieces and adds their checksums to `sums`.
 static inline void checkpoint_load_array(const Model *model, const CheckpointIndex *x, int a,
                                          int fd, const char *file, uint64_t *sums) {
-    enum { PIECE = 4 << 20 };  // bytes at a time
+    enum { PIECE = 1 << 20, AHEAD = 16 << 20 };  // bytes at a time, and that the disk is ahead
     size_t size = x->bytes[a], most = PIECE / size;
     void *host = malloc_check(PIECE);
     int count;
@@ -59,7 +59,9 @@ static inline void checkpoint_load_array(const Model *model, const CheckpointInd
         for (size_t done = 0, n; done < p->n; done += n) {
             n = p->n - done < most ? p->n - done : most;
             size_t first = tensor_offset(&x->model, p->id, p->layer) + p->first + done;
-            read_exact(fd, host, n * size, checkpoint_arrays[a].offset + first * size, file);
+            uint64_t offset = checkpoint_arrays[a].offset + first * size;
+            file_read_ahead(fd, offset + AHEAD, n * size);
+            read_exact(fd, host, n * size, offset, file);
             sums[checkpoint_sum(&x->model, a, p->id, p->layer)] +=
                 checksum_part(host, n, size, p->first + done);
             model->code->write(model->gpt, checkpoint_arrays[a].array, host, p->at + done, n);

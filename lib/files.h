@@ -174,6 +174,11 @@ static inline void read_exact(int fd, void *dst, size_t bytes, uint64_t offset, 
     if (!read_try(fd, dst, bytes, offset, path, &failure)) die_all("%s", failure.text);
 }
 
+// Lets the disk bring the bytes from `offset` on while others are worked on. It is only advice.
+static inline void file_read_ahead(int fd, uint64_t offset, uint64_t bytes) {
+    posix_fadvise(fd, (off_t)offset, (off_t)bytes, POSIX_FADV_WILLNEED);
+}
+
 // A whole file of at most `most` bytes, to be freed by the caller.
 static inline char *read_all(const char *path, uint64_t most, size_t *bytes) {
     int fd = open_check(path, O_RDONLY);
