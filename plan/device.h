@@ -31,7 +31,7 @@ static inline const char *cudaGetErrorString(cudaError_t) {
 
 static inline void plan_work(cudaStream_t stream, const Work *w) {
     PlanDevice *d = &plan_device;
-    double seconds = work_seconds(&d->cluster, w, plan_ranks_of_node());
+    double seconds = work_seconds(&d->cluster, w, d->world, plan_ranks_of_node());
     d->work[w->kind] += seconds;
     if (w->kind <= WORK_ATTENTION_BACKWARD) d->flops += w->counted_flops;
     sim_work(&d->sim, stream->index, SIM_KERNEL, seconds, w->launches * d->cluster.host_launch);
