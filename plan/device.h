@@ -180,7 +180,7 @@ static inline ncclResult_t ncclCommAbort(ncclComm_t) {
     return ncclSuccess;
 }
 
-static inline double plan_type_bytes(ncclDataType_t type) {
+static inline size_t plan_type_bytes(ncclDataType_t type) {
     return type == ncclUint8 ? 1 : type == ncclBfloat16 ? 2 : type == ncclFloat64 ? 8 : 4;
 }
 
@@ -226,20 +226,20 @@ static inline ncclResult_t plan_collective(CollectiveKind kind, PlanComm *comm, 
 
 static inline ncclResult_t ncclAllGather(const void *, void *, size_t count, ncclDataType_t type,
                                          ncclComm_t comm, cudaStream_t stream) {
-    double bytes = (double)count * plan_type_bytes(type), n = comm->group.ranks;
+    double bytes = (double)(count * plan_type_bytes(type)), n = comm->group.ranks;
     return plan_collective(GATHER, comm, bytes * n, bytes * (n - 1), stream);
 }
 
 static inline ncclResult_t ncclReduceScatter(const void *, void *, size_t count,
                                              ncclDataType_t type, ncclRedOp_t, ncclComm_t comm,
                                              cudaStream_t stream) {
-    double bytes = (double)count * plan_type_bytes(type), n = comm->group.ranks;
+    double bytes = (double)(count * plan_type_bytes(type)), n = comm->group.ranks;
     return plan_collective(REDUCE_SCATTER, comm, bytes * n, bytes * (n - 1), stream);
 }
 
 static inline ncclResult_t ncclAllReduce(const void *, void *, size_t count, ncclDataType_t type,
                                          ncclRedOp_t, ncclComm_t comm, cudaStream_t stream) {
-    double bytes = (double)count * plan_type_bytes(type), n = comm->group.ranks;
+    double bytes = (double)(count * plan_type_bytes(type)), n = comm->group.ranks;
     return plan_collective(ALL_REDUCE, comm, bytes, bytes * (n - 1), stream);
 }
 
@@ -250,7 +250,7 @@ static inline ncclResult_t ncclGroupStart(void) {
 
 static inline ncclResult_t ncclSend(const void *, size_t count, ncclDataType_t type, int peer,
                                     ncclComm_t comm, cudaStream_t) {
-    if (peer != plan_device.rank) plan_device.exchanged += (double)count * plan_type_bytes(type);
+    if (peer != plan_device.rank) plan_device.exchanged += count * plan_type_bytes(type);
     plan_device.exchanging = comm;
     return ncclSuccess;
 }
@@ -260,7 +260,7 @@ static inline ncclResult_t ncclRecv(void *, size_t, ncclDataType_t, int peer, nc
                                     cudaStream_t stream) {
     PlanDevice *d = &plan_device;
     if (peer == d->world - 1)
-        return plan_collective(ALL_TO_ALL, comm, d->exchanged, d->exchanged, stream);
+        return plan_collective(ALL_TO_ALL, comm, (double)d->exchanged, (double)d->exchanged, stream);
     return ncclSuccess;
 }
 

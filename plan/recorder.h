@@ -22,7 +22,7 @@ typedef struct {
     size_t allocated;         // bytes of device memory
     double flops;             // as utilisation counts them
     double work[WORK_KINDS];  // seconds alone
-    double exchanged;         // bytes of the group of sends under way
+    size_t exchanged;         // bytes of the group of sends under way
     PlanComm *exchanging;
 } PlanDevice;
 ONE_OBJECT PlanDevice plan_device;
