@@ -18,7 +18,7 @@ EMU_COMMON := report symbols tensor streams nccl blas
 EMU_PER_VARIANT := fibers memory race counters instrument
 
 # device code is free of some of g++'s worries under nvcc too
-EMU_WARNINGS := -Wall -Wextra -Werror -Wno-class-memaccess -Wno-sign-compare
+EMU_WARNINGS := -Wall -Wextra $(if $(STRICT),-Werror) -Wno-class-memaccess -Wno-sign-compare
 EMU_CXXFLAGS := -std=c++17 -g -isystem $(CUDA_HOME)/include $(EMU_WARNINGS)
 EMU_DEFINE_plain :=
 EMU_DEFINE_asan := -DEMU_ASAN

@@ -260,7 +260,8 @@ static inline ncclResult_t ncclRecv(void *, size_t, ncclDataType_t, int peer, nc
                                     cudaStream_t stream) {
     PlanDevice *d = &plan_device;
     if (peer == d->world - 1)
-        return plan_collective(ALL_TO_ALL, comm, (double)d->exchanged, (double)d->exchanged, stream);
+        return plan_collective(ALL_TO_ALL, comm, (double)d->exchanged, (double)d->exchanged,
+                               stream);
     return ncclSuccess;
 }
 
