@@ -228,7 +228,7 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, "activations", &g->all_loss_sums, sums * (size_t)c->fsdp.world * sizeof(double),
                 "loss sums of all ranks");
     buffers_add(b, "activations", &g->tokens, 2 * BT * sizeof(int), "tokens and targets");
-    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
+    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
     g->workspace_bytes = ops_workspace_bytes(&dims);
     buffers_add(b, "activations", &g->workspace, g->workspace_bytes, "workspace of the ops");
     buffers_add(b, BUFFER_HOST, &g->host_tokens, (accum + 1) * 2 * BT * sizeof(int),
@@ -800,7 +800,7 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
     allocate(&g->buffers);
     share_acts(g);
     fsdp_start(&g->f, id);
-    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
+    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
     ops_init(&dims, g->workspace, g->workspace_bytes, g->f.compute);
     cudaCheck(cudaDeviceSynchronize());
 }
@@ -856,7 +856,7 @@ static void gpt_trace_stop(Gpt *g, const char *path) {
 #if defined(DEVICE_CPU) && !defined(DEVICE_PLAN)
 #include "cpu/rates.h"
 static void gpt_rates(const GptConfig *c, double *seconds) {
-    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows};
+    OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
     measure_rates(&dims, seconds);
 }
 #define GPT_RATES gpt_rates

@@ -11,6 +11,7 @@ typedef struct {
     ModelConfig model;
     int B, T;                    // sequences and tokens of a micro-batch
     int logits_rows;             // rows of logits that exist at a time
+    bool tf32;                   // fp32 products round their operands to TF32
     int unit, unit_k;            // --unit
     int recompute, recompute_k;  // --recompute
     bool writes;                 // texts, see begin_text

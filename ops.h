@@ -21,8 +21,10 @@
 #include "device.h"
 
 // Largest sizes the ops will meet; fixes the workspace. head_rows: rows of one classifier chunk.
+// tf32: matrix products of fp32 round their operands to TF32 (GPUs).
 typedef struct {
     int B, T, C, NH, V, head_rows;
+    bool tf32;
 } OpsDims;
 
 static size_t ops_workspace_bytes(const OpsDims *d);

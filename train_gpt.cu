@@ -111,8 +111,8 @@ static const char *choose_products(const Run *r) {
 #else
 extern const GptCode gpt_fp32, gpt_bf16;
 
-static const char *choose_products(const Run *) {
-    return NULL;
+static const char *choose_products(const Run *r) {
+    return r->config.tf32 ? "of operands rounded to TF32" : NULL;
 }
 
 static const GptCode *choose_code(bool bf16) {
@@ -197,7 +197,9 @@ static void settle_run(Run *r) {
     r->micro_steps = r->config.fsdp.micro_steps;
     r->samples_per_step =
         (uint64_t)r->micro_steps * (uint64_t)r->config.B * (uint64_t)r->ranks.world;
-    r->code = choose_code(options_dtypes(&r->o).gather == DTYPE_BF16);
+    const bool bf16 = options_dtypes(&r->o).gather == DTYPE_BF16, tf32 = r->config.tf32;
+    r->code = choose_code(bf16);
+    r->peak = peak_flops(r->device, bf16 ? PEAK_BF16 : tf32 ? PEAK_TF32 : PEAK_FP32);
 }
 
 // One epoch was asked for, and the data are not enough for its first step.
@@ -297,7 +299,6 @@ static void start_device(Run *r) {
     check_own_gpu(r, device);
 #endif
     snprintf(r->device, sizeof r->device, "%s", properties.name);
-    r->peak = peak_flops(r->device, options_dtypes(&r->o).gather == DTYPE_BF16);
 #ifdef DEVICE_CPU
     const Ranks *n = &r->ranks;
     r->threads = host_threads(r->o.threads, n->machines, n->local_world, n->local_rank);
@@ -559,6 +560,16 @@ NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
     exit(0);
 }
 
+// Does it run on GPUs, or is the plan of a run on GPUs?
+static bool is_for_gpus(const Options *o) {
+#ifdef DEVICE_CPU
+    return o->plan != PLAN_NO && (o->gpu[0] || o->cluster[0]);
+#else
+    (void)o;
+    return true;
+#endif
+}
+
 static void start(Run *r, int argc, char **argv) {
     ranks_identify();
     options_parse(&r->o, argc, argv);
@@ -576,6 +587,7 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
+    options_choose(&r->o, is_for_gpus(&r->o), r->ranks.local_world < r->ranks.world);
     if (r->o.generate) settle_generation(r, option_is_given("shard", argc, argv));
     if (!plan) check_purpose(&r->o, r->resumed[0]);
     choose_model(r);

@@ -219,7 +219,7 @@ static void bench_shards(void) {
 }
 
 int main(int argc, char **argv) {
-    OpsDims d = {64, 1024, 768, 12, 50257, 0};
+    OpsDims d = {64, 1024, 768, 12, 50257, 0, false};
     if (argc == 6)
         d.B = atoi(argv[1]), d.T = atoi(argv[2]), d.C = atoi(argv[3]), d.NH = atoi(argv[4]),
         d.V = atoi(argv[5]);

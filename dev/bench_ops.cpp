@@ -394,7 +394,7 @@ int main(int argc, char **argv) {
             shape[given++] = atoi(argv[i]);
     }
     int B = shape[0], T = shape[1], C = shape[2], NH = shape[3], V = shape[4];
-    OpsDims d = {B, T, C, NH, V, 1024};
+    OpsDims d = {B, T, C, NH, V, 1024, false};
     std::vector<char> room(ops_workspace_bytes(&d));
     ops_init(&d, room.data(), room.size(), NULL);
     peak = measure_peak();

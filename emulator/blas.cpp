@@ -19,6 +19,7 @@ struct Descriptor {
     void *bias = nullptr, *aux = nullptr;
     int64_t aux_ld = 0;
     int32_t aux_type = -1, bias_type = -1;  // -1: that of D
+    bool tf32 = false;                      // fp32 operands are rounded
 };
 struct Layout {
     cudaDataType type;
@@ -102,6 +103,14 @@ float load(const void *p, int type, size_t i) {
     return type == CUDA_R_32F ? ((const float *)p)[i]
                               : __bfloat162float(((const __nv_bfloat16 *)p)[i]);
 }
+// TF32 keeps 10 bits of the mantissa.
+float round_to_tf32(float x) {
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7f800000) != 0x7f800000) bits = (bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu;
+    memcpy(&x, &bits, sizeof bits);
+    return x;
+}
 void store(void *p, int type, size_t i, float x) {
     if (type == CUDA_R_32F)
         ((float *)p)[i] = x;
@@ -146,12 +155,13 @@ tile(int k, const float *a, const float *b, float *c, size_t ldc) {
 }
 
 // panel[p][i] = element (first + i, p) of a matrix whose element (i, p) is at i*row_step + p*k_step
-void pack(float *panel, int width, int first, int limit, int k, const char *x, int type,
+void pack(float *panel, int width, int first, int limit, int k, const char *x, int type, bool tf32,
           size_t row_step, size_t k_step) {
     for (int p = 0; p < k; p++)
         for (int i = 0; i < width; i++) {
             size_t at = (size_t)(first + i) * row_step + (size_t)p * k_step;
-            panel[p * width + i] = first + i < limit ? load(x, type, at) : 0.0f;
+            float value = first + i < limit ? load(x, type, at) : 0.0f;
+            panel[p * width + i] = tf32 ? round_to_tf32(value) : value;
         }
 }
 
@@ -171,9 +181,9 @@ void multiply(const Matmul &g, const char *A, const char *B, std::vector<float> 
         const char *a = A + (size_t)k0 * a_k * g.a.element(),
                    *b = B + (size_t)k0 * b_k * g.b.element();
         for (int i = 0; i < mp; i += MR)
-            pack(&a_panels[(size_t)i * KB], MR, i, g.m, k, a, g.a.type, a_row, a_k);
+            pack(&a_panels[(size_t)i * KB], MR, i, g.m, k, a, g.a.type, g.d.tf32, a_row, a_k);
         for (int j = 0; j < np; j += NR) {
-            pack(b_panel.data(), NR, j, g.n, k, b, g.b.type, b_col, b_k);
+            pack(b_panel.data(), NR, j, g.n, k, b, g.b.type, g.d.tf32, b_col, b_k);
             for (int i = 0; i < mp; i += MR)
                 tile(k, &a_panels[(size_t)i * KB], b_panel.data(), &sum[(size_t)j * ld + (size_t)i],
                      ld);
@@ -393,7 +403,9 @@ cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *d, cublasComputeTy
     if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_FAST_TF32)
         return unsupported("compute type", compute);
     if (scale != CUDA_R_32F) return unsupported("scale type", scale);
-    *d = (cublasLtMatmulDesc_t) new Descriptor;
+    Descriptor *made = new Descriptor;
+    made->tf32 = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
+    *d = (cublasLtMatmulDesc_t)made;
     return CUBLAS_STATUS_SUCCESS;
 }
 cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d) {

@@ -38,13 +38,16 @@ typedef struct {
 
 static struct {
     cublasLtHandle_t handle;
+    cublasComputeType_t compute;
     void *workspace;
     Product *made;
     int count, room;
 } products;
 
-static void products_init(void *room) {
+// tf32: operands in fp32 are rounded to TF32 (cuBLAS documentation, cublasComputeType_t).
+static void products_init(void *room, bool tf32) {
     cublasCheck(cublasLtCreate(&products.handle));
+    products.compute = tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F;
     products.workspace = room;
     products.made = NULL;
     products.count = products.room = 0;
@@ -77,7 +80,7 @@ static void describe_product(Product *p) {
     const ProductKey *k = &p->key;
     cudaDataType_t type = sizeof(floatX) == 2 ? CUDA_R_16BF : CUDA_R_32F;
     cublasOperation_t yes = CUBLAS_OP_T, no = CUBLAS_OP_N;
-    cublasCheck(cublasLtMatmulDescCreate(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    cublasCheck(cublasLtMatmulDescCreate(&p->desc, products.compute, CUDA_R_32F));
     set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSA, k->kind == PRODUCT_FORWARD ? &yes : &no,
              sizeof yes);
     set_desc(p->desc, CUBLASLT_MATMUL_DESC_TRANSB, k->kind == PRODUCT_BACKWARD_WEIGHT ? &yes : &no,

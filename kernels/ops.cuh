@@ -22,7 +22,7 @@ static void ops_init(const OpsDims *d, void *room, size_t room_bytes, cudaStream
     workspace.bytes = ops_room_bytes(d->B, d->T, d->C, d->NH);
     (void)stream;  // every op is given its stream
     for (vocabulary_bits = 1; d->V > 1 << vocabulary_bits;) vocabulary_bits++;
-    products_init((char *)room + workspace.bytes);
+    products_init((char *)room + workspace.bytes, d->tf32);
 }
 
 static void ops_destroy(void) {

@@ -20,9 +20,9 @@ enum { SHARD_FULL, SHARD_GRADS, SHARD_STATES, SHARD_NONE, SHARD_HYBRID_NODE, SHA
 enum { UNIT_MATRIX, UNIT_HALF, UNIT_LAYER, UNIT_LAYERS };
 enum { RECOMPUTE_NONE, RECOMPUTE_GELU, RECOMPUTE_NORM, RECOMPUTE_LAYER, RECOMPUTE_EVERY };
 enum { ACCUMULATE_SHARD, ACCUMULATE_LOCAL };
-enum { PRECISION_FP32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
+enum { PRECISION_AUTO, PRECISION_FP32, PRECISION_TF32, PRECISION_BFLOAT16, PRECISION_FP64_MOMENTS };
 enum { DTYPE_POLICY, DTYPE_FP32, DTYPE_BF16, DTYPE_FP64 };
-enum { REDUCE_ORDERED, REDUCE_FAST };
+enum { REDUCE_AUTO, REDUCE_ORDERED, REDUCE_FAST };
 enum { PLAN_NO, PLAN_YES, PLAN_BEST };
 // What a TEXT names (lib/outputs.h): files by a pattern, a file or the files of a folder.
 typedef enum { NO_PATH, INPUT_FILES, INPUT, OUTPUT_FILE, OUTPUT_FOLDER } OptionPath;
@@ -91,12 +91,12 @@ INT   (prefetch,        "",  "-1",  -1, 63,                             "units t
 CHOICE(recompute,       "r", "none", "none=0|gelu=1|norm=2|layer|every:K", "what the backward computes again instead of keeping: GELU, also LayerNorm, whole blocks, K blocks at a time") \
 CHOICE(accumulate,      "",  "shard", "shard|local",                    "micro-steps add to the reduced shard, or locally to full gradients that are reduced once") \
 GROUP("Numbers") \
-CHOICE(precision,       "",  "fp32", "fp32|bf16|fp64-moments",          "of the computation; the next four options override its parts") \
+CHOICE(precision,       "",  "auto", "auto|fp32|tf32|bf16|fp64-moments", "of the computation; auto: bf16 on GPUs, fp32 on CPUs; tf32: fp32, but products of numbers rounded to TF32 (GPUs); the next four options override its parts") \
 CHOICE(gather_dtype,    "",  "policy", "policy|fp32|bf16",              "of gathered parameters and of the computation") \
 CHOICE(reduce_dtype,    "",  "policy", "policy|fp32|bf16",              "of gradients on the wire") \
 CHOICE(grad_dtype,      "",  "policy", "policy|fp32|bf16",              "of gradient shards") \
 CHOICE(moment_dtype,    "",  "policy", "policy|fp32|bf16|fp64",         "of AdamW's two moments") \
-CHOICE(reduce,          "",  "ordered", "ordered|fast",                 "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own") \
+CHOICE(reduce,          "",  "auto", "auto|ordered|fast",               "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own; auto: ordered, but on GPUs of several nodes fast") \
 INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time; changes the last bits") \
 GROUP("Planning") \
 CHOICE(plan,            "",  "no", "no=0|yes=1|best",                   "check everything and say what the run needs, how long it takes and what it costs, without doing it; best: also look for better options") \
@@ -236,7 +236,7 @@ static const struct {
     {"h", "0", "HellaSwag evaluation", "use --eval FILE"},
     {"lg", "-1", "steps between logs of the GPU's state",
      "leave it out, the program has no such log"},
-    {"f", "0", "TF32 products", "use --precision fp32|bf16"},
+    {"f", "0", "TF32 products", "use --precision tf32|bf16"},
     {"w", "1", "fp32 master weights", "leave it out, parameter shards are always fp32"},
     {"ge", "*", "fusion of GELU into products", "leave it out, it changes no result"},
     {"pn", "", "number of processes", "use mpirun -n N or --ranks N"},
@@ -910,6 +910,14 @@ static inline void options_print(const Options *o, FILE *f) {
 typedef struct {
     int gather, reduce, grad, moment;
 } Dtypes;
+
+// What auto comes to where the run is, or is planned for.
+static inline void options_choose(Options *o, bool gpu, bool many_nodes) {
+    if (o->precision == PRECISION_AUTO) o->precision = gpu ? PRECISION_BFLOAT16 : PRECISION_FP32;
+    if (o->precision == PRECISION_TF32 && !gpu)
+        die_all("--precision tf32: expected a GPU, found the CPU device; use --precision fp32");
+    if (o->reduce == REDUCE_AUTO) o->reduce = gpu && many_nodes ? REDUCE_FAST : REDUCE_ORDERED;
+}
 
 static inline Dtypes options_dtypes(const Options *o) {
     Dtypes d = {o->gather_dtype, o->reduce_dtype, o->grad_dtype, o->moment_dtype};

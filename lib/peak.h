@@ -22,10 +22,14 @@ static const Peak peak_table[] = {
     {"RTX 3090", 35.6, 71},
 };
 
-// Flops a second of the named device in fp32 or bf16; 0 if it is not in the table.
-static inline double peak_flops(const char *device, int bf16) {
-    for (size_t i = 0; i < sizeof peak_table / sizeof peak_table[0]; i++)
-        if (strstr(device, peak_table[i].name))
-            return 1e12 * (bf16 ? peak_table[i].bf16 : peak_table[i].fp32);
+typedef enum { PEAK_FP32, PEAK_TF32, PEAK_BF16 } PeakType;
+
+// Flops a second of the named device; 0 if it is not in the table. TF32 has half the rate of bf16.
+static inline double peak_flops(const char *device, PeakType type) {
+    for (size_t i = 0; i < sizeof peak_table / sizeof peak_table[0]; i++) {
+        const Peak *p = &peak_table[i];
+        if (!strstr(device, p->name)) continue;
+        return 1e12 * (type == PEAK_FP32 ? p->fp32 : type == PEAK_TF32 ? p->bf16 / 2 : p->bf16);
+    }
     return 0;
 }

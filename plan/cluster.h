@@ -25,6 +25,7 @@ typedef struct {
     int per_node;                                    // ranks
     double network;                                  // bytes a second of a node, reached
     double price;                                    // of a GPU-hour
+    bool tf32;                                       // of the run: fp32 products in TF32
     double host_launch, host_call, host_collective;  // seconds of the host
 } Cluster;
 
@@ -54,9 +55,11 @@ static inline Cluster cluster_of_gpu(const Gpu *gpu) {
 
 // ---- work --------------------------------------------------------------------------------------
 
-// The GPU as fp32 products see it: without tensor cores.
-static inline Gpu gpu_in_fp32(const Gpu *gpu) {
+// The GPU as fp32 products see it: without tensor cores, or with half their rate in TF32.
+static inline Gpu gpu_in_fp32(const Gpu *gpu, bool tf32) {
     Gpu g = *gpu;
+    g.tensor /= 2;
+    if (tf32) return g;
     g.tensor = 2.0 * g.fp32_lanes * g.multiprocessors * g.clock;
     g.product_reached = 0.90;
     g.mma_share = 1;
@@ -103,7 +106,7 @@ static inline double slowest_of(int n) {
 static inline double work_seconds(const Cluster *c, const Work *w, int ranks, int of_node) {
     if (c->cpu) return w->units * c->seconds[w->kind] * of_node;
     bool fp32 = w->product.operand_bytes == 4;
-    Gpu g = fp32 ? gpu_in_fp32(&c->gpu) : c->gpu;
+    Gpu g = fp32 ? gpu_in_fp32(&c->gpu, c->tf32 && w->kind <= WORK_WEIGHT) : c->gpu;
     g.product_reached *= g.sustained;
     double slow = 1 / slowest_of(ranks);
     if (w->kind <= WORK_WEIGHT) return slow * product_seconds(&g, &w->product);

@@ -91,7 +91,7 @@ static inline double plan_flops_a_token(const GptConfig *c) {
 }
 
 static inline void plan_utilisation(Plan *p, const Question *q) {
-    const Gpu g = p->bf16 ? q->cluster.gpu : gpu_in_fp32(&q->cluster.gpu);
+    const Gpu g = p->bf16 ? q->cluster.gpu : gpu_in_fp32(&q->cluster.gpu, p->config.tf32);
     double world = p->config.fsdp.world;
     p->peak = q->cluster.cpu ? 0 : g.tensor;
     if (p->peak == 0) return;

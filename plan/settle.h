@@ -85,8 +85,9 @@ static inline bool only_forward(const Options *o) {
 static inline bool settle_sharding(GptConfig *c, const Options *o, Place p, Conflict *why) {
     Dtypes d = options_dtypes(o);
     FsdpConfig *f = &c->fsdp;
+    c->tf32 = o->precision == PRECISION_TF32 && d.gather == DTYPE_FP32;
     f->rank = p.rank, f->world = p.world;
-    f->ordered = o->reduce == REDUCE_ORDERED;
+    f->ordered = o->reduce != REDUCE_FAST;
     f->resident = o->shard == SHARD_GRADS || o->shard == SHARD_STATES;
     f->bf16_reduce = d.reduce == DTYPE_BF16;
     f->bf16_grads = d.grad == DTYPE_BF16;

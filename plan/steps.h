@@ -28,6 +28,7 @@ static inline void plan_begin(const Cluster *cluster, const GptConfig *c, size_t
     *d = (PlanDevice){};
     d->sim = sim;
     d->cluster = *cluster;
+    d->cluster.tf32 = c->tf32;
     d->world = c->fsdp.world, d->rank = c->fsdp.rank, d->K = c->fsdp.K;
     d->exchange_elements = cluster->cpu ? EXCHANGE_ELEMENTS_CPU : EXCHANGE_ELEMENTS_GPU;
     d->cpu_workspace = cpu_workspace;

@@ -18,7 +18,7 @@ typedef const floatX *CX;
 static std::vector<char> room;
 
 void init(int B, int T, int C, int NH, int V, int head_rows) {
-    OpsDims d = {B, T, C, NH, V, head_rows};
+    OpsDims d = {B, T, C, NH, V, head_rows, false};
     if (workspace.threads) ops_destroy();
     room.resize(ops_workspace_bytes(&d));
     ops_init(&d, room.data(), room.size(), NULL);

@@ -14,7 +14,7 @@ enum { FOUND = 66 };  // exit code of the emulator's reports
 
 #define OPTIONS                                                                                    \
     "--model gpt2:L=4,C=32,NH=2,T=16,V=37 --train test/reference/tiny/train_*.bin --batch 1 --lr " \
-    "0.01 --json "
+    "0.01 --json --precision fp32 "
 
 static int numbers_of(const char *text, const char *name, double *x, int most) {
     int n = 0;
@@ -73,6 +73,22 @@ static void losses_are_the_cpu_devices_in_bf16_under_every_schedule(void **) {
           "--precision bf16 --reduce-dtype bf16 --moment-dtype bf16", BF16);
 }
 
+static void a_gpu_computes_in_bf16_unless_told_and_in_tf32_if_told(void **) {
+    static Outcome o, fp32;
+    o = run(EMULATED "/plain/train_gpt --plan --model gpt2:L=1,C=32,NH=2,T=16,V=37");
+    assert_int_equal(o.status, 0);
+    assert_non_null(strstr(o.out, "bf16 cuda"));
+    fp32 = run(EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
+    o = run(EMULATED "/plain/train_gpt " OPTIONS "--steps 2 --precision tf32");
+    compare("tf32", &o, &fp32, 3e-3);
+    double x, y;
+    numbers_of(o.out, "\"loss\":", &x, 1), numbers_of(fp32.out, "\"loss\":", &y, 1);
+    assert_true(x != y);
+    o = run("./train_gpt " OPTIONS "--steps 2 --precision tf32");
+    assert_int_not_equal(o.status, 0);
+    assert_non_null(strstr(o.err, "--precision tf32: expected a GPU"));
+}
+
 #define RACE EMULATED "/race/train_gpt " OPTIONS "--ranks 2 --tokens-per-step 32 --steps 2 "
 
 static void the_race_build_finds_nothing(void **) {
@@ -88,7 +104,8 @@ static void the_race_build_finds_nothing(void **) {
 
 static void text_is_the_cpu_devices_and_races_with_nothing(void **) {
     static Outcome expected, found;
-    const char *options = "--generate 24 --temperature 1 --prompt 'In the' --model";
+    const char *options =
+        "--precision fp32 --generate 24 --temperature 1 --prompt 'In the' --model";
     char model[128];
     snprintf(model, sizeof model, "%s/model.bin", folder);
     found =
@@ -277,6 +294,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(losses_are_the_cpu_devices_in_fp32_under_every_schedule),
         cmocka_unit_test(losses_are_the_cpu_devices_in_bf16_under_every_schedule),
+        cmocka_unit_test(a_gpu_computes_in_bf16_unless_told_and_in_tf32_if_told),
         cmocka_unit_test(the_race_build_finds_nothing),
         cmocka_unit_test(text_is_the_cpu_devices_and_races_with_nothing),
         cmocka_unit_test(every_wait_that_is_left_out_is_found),

@@ -57,7 +57,7 @@ static size_t room_bytes;
 // Both devices' ops, ready for just these sizes.
 struct Workspace {
     Workspace(int B, int T, int C, int NH, int V) {
-        OpsDims d = {B, T, C, NH, V, B * T};
+        OpsDims d = {B, T, C, NH, V, B * T, false};
         size_t bytes = ops_workspace_bytes(&d);
         if (bytes > room_bytes) {
             cudaCheck(cudaFree(room));

@@ -123,6 +123,25 @@ static void every_option_refuses_what_is_not_its_value(void **) {
     }
 }
 
+static void auto_follows_from_the_device_and_the_nodes(void **) {
+    const struct {
+        const char *line;
+        bool gpu, many;
+        int precision, reduce;
+    } cases[] = {{"", false, true, PRECISION_FP32, REDUCE_ORDERED},
+                 {"", true, false, PRECISION_BFLOAT16, REDUCE_ORDERED},
+                 {"", true, true, PRECISION_BFLOAT16, REDUCE_FAST},
+                 {"--precision fp32", true, true, PRECISION_FP32, REDUCE_FAST},
+                 {"--precision tf32", true, false, PRECISION_TF32, REDUCE_ORDERED},
+                 {"--reduce ordered", true, true, PRECISION_BFLOAT16, REDUCE_ORDERED}};
+    for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
+        Options o = parse(cases[i].line);
+        options_choose(&o, cases[i].gpu, cases[i].many);
+        assert_int_equal(o.precision, cases[i].precision);
+        assert_int_equal(o.reduce, cases[i].reduce);
+    }
+}
+
 static void llmc_numbers_stand_for_choices(void **) {
     const struct {
         const char *line, *value, *name;
@@ -1402,17 +1421,19 @@ static void the_quickstart_names_the_text_that_is_too_small(void **) {
 }
 
 static void unknown_devices_have_no_peak(void **) {
-    assert_true(peak_flops("NVIDIA H100 80GB HBM3", 1) == 989e12);
-    assert_true(peak_flops("NVIDIA H100 PCIe", 1) == 756e12);
-    assert_true(peak_flops("NVIDIA A100-SXM4-80GB", 0) == 19.5e12);
-    assert_true(peak_flops("NVIDIA A10G", 1) == 70e12);
-    assert_true(peak_flops("some other GPU", 1) == 0);
+    assert_true(peak_flops("NVIDIA H100 80GB HBM3", PEAK_BF16) == 989e12);
+    assert_true(peak_flops("NVIDIA H100 PCIe", PEAK_BF16) == 756e12);
+    assert_true(peak_flops("NVIDIA A100-SXM4-80GB", PEAK_FP32) == 19.5e12);
+    assert_true(peak_flops("NVIDIA A100-SXM4-80GB", PEAK_TF32) == 156e12);
+    assert_true(peak_flops("NVIDIA A10G", PEAK_BF16) == 70e12);
+    assert_true(peak_flops("some other GPU", PEAK_BF16) == 0);
 }
 
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_option_has_its_default_and_takes_another_value),
         cmocka_unit_test(every_option_refuses_what_is_not_its_value),
+        cmocka_unit_test(auto_follows_from_the_device_and_the_nodes),
         cmocka_unit_test(llmc_numbers_stand_for_choices),
         cmocka_unit_test(a_flag_stands_alone_or_takes_0_or_1),
         cmocka_unit_test(sizes_may_be_written_with_an_exponent),

@@ -6,7 +6,7 @@
 
 // ---- the ops' environment: one workspace for the largest sizes of this file --------------------
 
-static const OpsDims LARGEST = {3, 600, 3072, 1, 50304, 8};
+static const OpsDims LARGEST = {3, 600, 3072, 1, 50304, 8, false};
 static std::vector<char> room;
 
 static void set_threads(int n) {
