@@ -160,14 +160,37 @@ static inline float dot(const floatX *a, const floatX *b, int n) {
     return sum;
 }
 
+// a (n) times four rows: sums[k * gap] is that of row k. Four at a time, as each addition of a sum
+// waits for the one before it.
+enum { DOTS = 4 };
+static inline void dots(float *sums, int gap, const floatX *a, const floatX *const row[DOTS],
+                        int n) {
+    const floatX *b0 = row[0], *b1 = row[1], *b2 = row[2], *b3 = row[3];
+    float s0 = 0, s1 = 0, s2 = 0, s3 = 0;
+#pragma omp simd reduction(+ : s0, s1, s2, s3)
+    for (int i = 0; i < n; i++) {
+        const float x = to_float(a[i]);
+        s0 += x * to_float(b0[i]), s1 += x * to_float(b1[i]);
+        s2 += x * to_float(b2[i]), s3 += x * to_float(b3[i]);
+    }
+    sums[0] = s0, sums[gap] = s1, sums[2 * gap] = s2, sums[3 * gap] = s3;
+}
+
 // A single row times w transposed: each result is a dot product with a row of w, which is read
-// once, as it lies; packing it would cost more than the product.
+// once, as it lies; packing it would cost more than the product. The four rows of a time are far
+// apart: of rows that share a page, memory is fetched ahead less well.
 static void row_product(const RowsProduct *p) {
 #pragma omp parallel for schedule(static) num_threads(ops_threads())
     for (int col = 0; col < p->N; col += BLOCK) {
         float sum[BLOCK];
         Tile t = {0, col, 1, smaller(BLOCK, p->N - col)};
-        for (int i = 0; i < t.cols; i++) sum[i] = dot(p->a, p->w + (size_t)(col + i) * p->K, p->K);
+        const int gap = tiles_of(t.cols, DOTS);
+        for (int i = 0; i < gap; i++) {
+            const floatX *row[DOTS];  // behind the last one: that one again
+            for (int k = 0; k < DOTS; k++)
+                row[k] = p->w + (size_t)(col + smaller(i + k * gap, t.cols - 1)) * p->K;
+            dots(sum + i, gap, p->a, row, p->K);
+        }
         p->write(p, sum, BLOCK, &t);
     }
 }
