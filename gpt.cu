@@ -41,6 +41,7 @@ struct Gpt {
     float *lnf_mean, *lnf_rstd;         // (B,T)
     floatX *scratch, *scratch4;         // (B,T,C), (B,T,4C)
     floatX *dresidual;                  // (B,T,C)
+    float *dresidual_sums;              // (C): its column sums, gradient of a bias added to it
     floatX *logits;                     // (logits_rows, head_width)
     float *losses;                      // (B,T)
     double *loss_sums, *all_loss_sums;  // (sums_room) of this rank, (world, sums_room)
@@ -221,6 +222,9 @@ static void plan_activations(Gpt *g) {
     buffers_add(b, "activations", &g->scratch, btc, "scratch");
     if (trains) buffers_add(b, "activations", &g->scratch4, 4 * btc, "scratch 4C");
     if (trains) buffers_add(b, "activations", &g->dresidual, btc, "gradient of the residual");
+    if (trains)
+        buffers_add(b, "activations", &g->dresidual_sums, (size_t)c->model.C * sizeof(float),
+                    "column sums of it");
     buffers_add(b, "activations", &g->logits, (size_t)c->logits_rows * width * sizeof(floatX),
                 "logits");
     buffers_add(b, "activations", &g->losses, BT * sizeof(float), "losses");
@@ -387,6 +391,14 @@ static void head(Gpt *g, double *sums, int n, bool train) {
 
 // ---- backward: the mirror image; dresidual is the gradient of the residual stream --------------
 
+// The gradient of the bias that was added to the residual stream last: LayerNorm's backward has
+// summed it, while another unit was borrowed.
+static void residual_bias_gradient(Gpt *g, int id, int l) {
+    cudaCheck(cudaMemcpyAsync(grad(g, id, l), g->dresidual_sums,
+                              (size_t)g->c.model.C * sizeof(float), cudaMemcpyDeviceToDevice,
+                              g->f.compute));
+}
+
 static void mlp_half_backward(Gpt *g, int l) {
     BlockActs *a = &g->acts[l];
     int C = g->c.model.C, BT = g->B * g->T;
@@ -396,8 +408,9 @@ static void mlp_half_backward(Gpt *g, int l) {
     cudaStream_t s = g->f.compute;
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_FCPROJ));
     if (again || g->c.recompute == RECOMPUTE_GELU) gelu_forward(a->gelu, a->fch, 4 * n, s);
-    matmul_backward_weight(grad(g, FCPROJW, l), grad(g, FCPROJB, l), g->dresidual, a->gelu, BT,
-                           4 * C, C, false, s);
+    matmul_backward_weight(grad(g, FCPROJW, l), NULL, g->dresidual, a->gelu, BT, 4 * C, C, false,
+                           s);
+    residual_bias_gradient(g, FCPROJB, l);
     matmul_backward_input(dfch, g->dresidual, param(g, FCPROJW, l), a->fch, BT, 4 * C, C, s);
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_FC));
     if (again)
@@ -405,8 +418,8 @@ static void mlp_half_backward(Gpt *g, int l) {
                           param(g, LN2B, l), BT, C, s);
     matmul_backward_weight(grad(g, FCW, l), grad(g, FCB, l), dfch, a->ln2, BT, C, 4 * C, false, s);
     matmul_backward_input(dln2, dfch, param(g, FCW, l), NULL, BT, C, 4 * C, s);
-    layernorm_backward(g->dresidual, grad(g, LN2W, l), grad(g, LN2B, l), dln2, a->residual2,
-                       param(g, LN2W, l), a->ln2_mean, a->ln2_rstd, BT, C, true, s);
+    layernorm_backward(g->dresidual, grad(g, LN2W, l), grad(g, LN2B, l), g->dresidual_sums, dln2,
+                       a->residual2, param(g, LN2W, l), a->ln2_mean, a->ln2_rstd, BT, C, true, s);
 }
 
 static void attention_half_backward(Gpt *g, int l) {
@@ -415,8 +428,8 @@ static void attention_half_backward(Gpt *g, int l) {
     floatX *datty = g->scratch, *dqkv = g->scratch4, *dln1 = g->scratch;
     cudaStream_t s = g->f.compute;
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_ATTPROJ));
-    matmul_backward_weight(grad(g, ATTPROJW, l), grad(g, ATTPROJB, l), g->dresidual, a->atty, BT, C,
-                           C, false, s);
+    matmul_backward_weight(grad(g, ATTPROJW, l), NULL, g->dresidual, a->atty, BT, C, C, false, s);
+    residual_bias_gradient(g, ATTPROJB, l);
     matmul_backward_input(datty, g->dresidual, param(g, ATTPROJW, l), NULL, BT, C, C, s);
     borrow_with_gradient(g, block_unit(g, l, SEGMENT_QKV));
     attention_backward(dqkv, datty, a->atty, a->qkv, a->lse, B, T, C, NH, s);
@@ -426,15 +439,16 @@ static void attention_half_backward(Gpt *g, int l) {
     matmul_backward_weight(grad(g, QKVW, l), grad(g, QKVB, l), dqkv, a->ln1, BT, C, 3 * C, false,
                            s);
     matmul_backward_input(dln1, dqkv, param(g, QKVW, l), NULL, BT, C, 3 * C, s);
-    layernorm_backward(g->dresidual, grad(g, LN1W, l), grad(g, LN1B, l), dln1, a->residual,
-                       param(g, LN1W, l), a->ln1_mean, a->ln1_rstd, BT, C, true, s);
+    layernorm_backward(g->dresidual, grad(g, LN1W, l), grad(g, LN1B, l),
+                       l > 0 ? g->dresidual_sums : NULL, dln1, a->residual, param(g, LN1W, l),
+                       a->ln1_mean, a->ln1_rstd, BT, C, true, s);
 }
 
 static void final_norm_backward(Gpt *g) {
     borrow_with_gradient(g, g->norm);
-    layernorm_backward(g->dresidual, grad(g, LNFW, 0), grad(g, LNFB, 0), g->scratch,
-                       g->residual_last, param(g, LNFW, 0), g->lnf_mean, g->lnf_rstd, g->B * g->T,
-                       g->c.model.C, false, g->f.compute);
+    layernorm_backward(g->dresidual, grad(g, LNFW, 0), grad(g, LNFB, 0), g->dresidual_sums,
+                       g->scratch, g->residual_last, param(g, LNFW, 0), g->lnf_mean, g->lnf_rstd,
+                       g->B * g->T, g->c.model.C, false, g->f.compute);
 }
 
 static void encoder_backward_and_reduce(Gpt *g) {

@@ -9,7 +9,8 @@
 //   - Asynchronous on `stream`; nothing is allocated: an op that needs room takes it from the
 //     workspace given to ops_init (owned by the compute stream), so these ops run on the compute
 //     stream only. The shard ops at the end use no workspace and run on any stream.
-//   - Any size is correct, down to C=1, T=1, V=1; speed is asked of C % 64 == 0, head size 64..128.
+//   - Any size is correct, down to C=1, T=1, V=1, and on GPUs up to C=16384; speed is asked of
+//     C % 64 == 0, head size 64..128.
 //   - `rows` = B*T. Element indices are computed in size_t: rows*C and rows*V pass 2^31.
 //   - Gradients of parameters are fp32 (they go to the gradient slot before reduction).
 //   - accumulate=false overwrites the destination, accumulate=true adds to it: `x = 0; x += op` and
@@ -53,11 +54,12 @@ static void layernorm_forward(floatX *out, float *mean, float *rstd, const float
 static void residual_layernorm_forward(floatX *residual, floatX *out, float *mean, float *rstd,
                                        const floatX *inp1, const floatX *inp2, const floatX *weight,
                                        const floatX *bias, int rows, int C, cudaStream_t stream);
-// dinp += gradient if accumulate_dinp, else dinp = gradient. dweight, dbias (C): overwritten.
-static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, const floatX *dout,
-                               const floatX *inp, const floatX *weight, const float *mean,
-                               const float *rstd, int rows, int C, bool accumulate_dinp,
-                               cudaStream_t stream);
+// dinp += gradient if accumulate_dinp, else dinp = gradient. dweight, dbias (C): overwritten, and
+// dinp_sums (C), unless NULL, by the column sums of dinp as it is then.
+static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *dinp_sums,
+                               const floatX *dout, const floatX *inp, const floatX *weight,
+                               const float *mean, const float *rstd, int rows, int C,
+                               bool accumulate_dinp, cudaStream_t stream);
 
 // ---- matmul: weight is (Cout, Cin), as in torch's Linear ---------------------------------------
 // out (rows, Cout) = inp (rows, Cin) @ weight^T + bias. bias may be NULL.

@@ -49,10 +49,11 @@ static void residual_layernorm_forward(floatX *residual, floatX *out, float *mea
 }
 
 // With n = (x - mean) rstd and g = weight dout: dx = rstd (g - mean(g) - n mean(g n)). Adds the
-// row's share to dweight and dbias.
+// row's share to dweight, dbias and dinp_sums.
 static inline void layernorm_backward_row(floatX *dinp, float *dweight, float *dbias,
-                                          const floatX *dout, const floatX *x, const floatX *weight,
-                                          float mean, float rstd, int C, bool accumulate) {
+                                          float *dinp_sums, const floatX *dout, const floatX *x,
+                                          const floatX *weight, float mean, float rstd, int C,
+                                          bool accumulate) {
     float sum_g = 0, sum_gn = 0;
 #pragma omp simd reduction(+ : sum_g, sum_gn)
     for (int c = 0; c < C; c++) {
@@ -78,27 +79,30 @@ static inline void layernorm_backward_row(floatX *dinp, float *dweight, float *d
             store_float(&dinp[c], rstd * (g - sum_g - n * sum_gn));
         }
     }
+#pragma omp simd
+    for (int c = 0; c < C; c++) dinp_sums[c] += to_float(dinp[c]);
 }
 
-static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, const floatX *dout,
-                               const floatX *inp, const floatX *weight, const float *mean,
-                               const float *rstd, int rows, int C, bool accumulate_dinp,
-                               cudaStream_t stream) {
+static void layernorm_backward(floatX *dinp, float *dweight, float *dbias, float *dinp_sums,
+                               const floatX *dout, const floatX *inp, const floatX *weight,
+                               const float *mean, const float *rstd, int rows, int C,
+                               bool accumulate_dinp, cudaStream_t stream) {
     (void)stream;
     int per_chunk = rows_per_chunk(rows), chunks = (rows + per_chunk - 1) / per_chunk;
     Room room = room_shared();
     float *part =
-        (float *)room_take(&room, (size_t)chunks * 2 * C * sizeof(float));  // (chunks, 2, C)
+        (float *)room_take(&room, (size_t)chunks * 3 * C * sizeof(float));  // (chunks, 3, C)
 #pragma omp parallel for schedule(dynamic, 1)
     for (int k = 0; k < chunks; k++) {
         int end = (k + 1) * per_chunk < rows ? (k + 1) * per_chunk : rows;
-        float *dw = part + (size_t)k * 2 * C, *db = dw + C;
-        for (int c = 0; c < 2 * C; c++) dw[c] = 0;
+        float *dw = part + (size_t)k * 3 * C, *db = dw + C, *sums = db + C;
+        for (int c = 0; c < 3 * C; c++) dw[c] = 0;
         for (int i = k * per_chunk; i < end; i++)
-            layernorm_backward_row(dinp + (size_t)i * C, dw, db, dout + (size_t)i * C,
+            layernorm_backward_row(dinp + (size_t)i * C, dw, db, sums, dout + (size_t)i * C,
                                    inp + (size_t)i * C, weight, mean[i], rstd[i], C,
                                    accumulate_dinp);
     }
-    add_chunks(dweight, part, (size_t)2 * C, chunks, C, false);
-    add_chunks(dbias, part + C, (size_t)2 * C, chunks, C, false);
+    add_chunks(dweight, part, (size_t)3 * C, chunks, C, false);
+    add_chunks(dbias, part + C, (size_t)3 * C, chunks, C, false);
+    if (dinp_sums) add_chunks(dinp_sums, part + 2 * (size_t)C, (size_t)3 * C, chunks, C, false);
 }

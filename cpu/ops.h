@@ -15,7 +15,7 @@
 #include "shard.h"
 
 static size_t shared_part_bytes(const OpsDims *d) {
-    size_t sums = ROW_CHUNKS * round_up((size_t)2 * d->C * sizeof(float), 64);  // of layernorm
+    size_t sums = ROW_CHUNKS * round_up((size_t)3 * d->C * sizeof(float), 64);  // of layernorm
     size_t orders = 2 * round_up((size_t)d->B * d->T * sizeof(int), 64);
     size_t packed = matmul_shared_bytes(d->B * d->T, d->C), most = sums > orders ? sums : orders;
     return most > packed ? most : packed;

@@ -66,8 +66,8 @@ static double probe_run(const Probe *p, WorkKind kind) {
                                    C, NULL);
         return 4.0 * rows * C * X;
     case WORK_NORM_BACKWARD:
-        layernorm_backward(p->b, p->grad, p->grad + C, p->c, p->a, p->w, p->vector, p->vector, rows,
-                           C, true, NULL);
+        layernorm_backward(p->b, p->grad, p->grad + C, p->grad + 2 * C, p->c, p->a, p->w, p->vector,
+                           p->vector, rows, C, true, NULL);
         return 4.0 * rows * C * X;
     case WORK_GELU:
         gelu_forward(p->c, p->b, (size_t)rows * W, NULL);

@@ -137,8 +137,8 @@ static void bench_memory_bound(const Arena *a) {
               }),
               4 * n * e, 0);
     print_row("layernorm_backward", fastest([&] {
-                  layernorm_backward(a->z, a->column, a->column + C, a->y, a->x, a->w, mean, rstd,
-                                     rows, C, true, stream);
+                  layernorm_backward(a->z, a->column, a->column + C, a->column + 2 * C, a->y, a->x,
+                                     a->w, mean, rstd, rows, C, true, stream);
               }),
               4 * n * e, 0);
     print_row("gelu_forward",

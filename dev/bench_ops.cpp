@@ -326,7 +326,7 @@ static void bench_rows(int B, int T, int C, int V) {
                                    w.data(), bias.data(), rows, C, NULL);
     });
     report("layernorm backward", 0, 4 * bytes, [&] {
-        layernorm_backward(c.data(), dw.data(), db.data(), a.data(), b.data(), w.data(),
+        layernorm_backward(c.data(), dw.data(), db.data(), NULL, a.data(), b.data(), w.data(),
                            mean.data(), rstd.data(), rows, C, true, NULL);
     });
     report("classifier", 0, 2 * X * (double)logits.size(),

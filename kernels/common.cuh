@@ -13,10 +13,12 @@
 
 #ifdef EMULATOR
 #define UNROLL
+#define UNROLL_1
 #define UNROLL_2
 #define UNROLL_4
 #else
 #define UNROLL _Pragma("unroll")
+#define UNROLL_1 _Pragma("unroll 1")
 #define UNROLL_2 _Pragma("unroll 2")
 #define UNROLL_4 _Pragma("unroll 4")
 #endif
@@ -100,7 +102,7 @@ template <class T> __device__ static inline T block_sum(T x, T *room) {
     if (lane == 0) room[warp] = x;
     __syncthreads();
     x = warp_sum(lane < warps ? room[lane] : (T)0);
-    SEEDED_SYNC(3);
+    __syncthreads();
     return x;
 }
 

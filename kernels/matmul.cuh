@@ -1,6 +1,7 @@
-// kernels/matmul.cuh: matrix products by cuBLASLt, see ../ops.h. Biases and GELU's derivative are
-// fused into the product's end; GELU itself is a kernel of its own, so that it is the same bits
-// when it is recomputed. Descriptors and the chosen algorithm are made once for a shape and kept.
+// kernels/matmul.cuh: matrix products by cuBLASLt, see ../ops.h. Biases, their gradients and GELU's
+// derivative are fused into the product's end; GELU itself is a kernel of its own, so that it is
+// the same bits when it is recomputed. Descriptors and the chosen algorithm are made once for a
+// shape and kept.
 //
 // cuBLASLt counts columns first: a row-major (rows, C) array is its C x rows matrix.
 //   forward          out (Cout x rows) = weight^T (Cout x Cin) * inp (Cin x rows)
@@ -25,7 +26,7 @@ typedef enum { PRODUCT_FORWARD, PRODUCT_BACKWARD_INPUT, PRODUCT_BACKWARD_WEIGHT 
 typedef struct {
     ProductKind kind;
     int rows, Cin, Cout;
-    bool fused;  // with bias (forward) or GELU's derivative (backward input)
+    bool fused;  // with bias, GELU's derivative (backward input) or the bias's gradient (weight)
 } ProductKey;
 
 typedef struct {
@@ -100,10 +101,13 @@ static void describe_product(Product *p) {
         break;
     }
     if (!k->fused) return;
-    cublasLtEpilogue_t end =
-        k->kind == PRODUCT_FORWARD ? CUBLASLT_EPILOGUE_BIAS : CUBLASLT_EPILOGUE_DGELU;
-    set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &end, sizeof end);
-    if (k->kind == PRODUCT_FORWARD) {
+    // Of a product of bf16 with a result in fp32 the bias is fp32 too (cuBLAS documentation,
+    // cublasLtMatmul(), table of supported types); BGRADB sums op(B), which is dout^T, over k.
+    static const cublasLtEpilogue_t ends[] = {CUBLASLT_EPILOGUE_BIAS, CUBLASLT_EPILOGUE_DGELU,
+                                              CUBLASLT_EPILOGUE_BGRADB};
+    set_desc(p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &ends[k->kind], sizeof ends[0]);
+    if (k->kind == PRODUCT_BACKWARD_WEIGHT) type = CUDA_R_32F;
+    if (k->kind != PRODUCT_BACKWARD_INPUT) {
         set_desc(p->desc, CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE, &type, sizeof type);
     } else {
         int64_t ld = k->Cin;
@@ -152,11 +156,11 @@ static bool same_product(const ProductKey *x, const ProductKey *y) {
            x->fused == y->fused;
 }
 
-// The array that the product's end reads: bias, or the input of GELU.
-static void set_fused(Product *p, const floatX *fuse) {
+// The array of the product's end: bias, its gradient, or the input of GELU.
+static void set_fused(Product *p, const void *fuse) {
     set_desc(p->desc,
-             p->key.kind == PRODUCT_FORWARD ? CUBLASLT_MATMUL_DESC_BIAS_POINTER
-                                            : CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER,
+             p->key.kind == PRODUCT_BACKWARD_INPUT ? CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER
+                                                   : CUBLASLT_MATMUL_DESC_BIAS_POINTER,
              &fuse, sizeof fuse);
 }
 
@@ -173,13 +177,14 @@ static Product *product_for(const ProductKey *key) {
     p->key = *key;
     describe_product(p);
     // The heuristic derives the alignment it may expect from the pointer.
-    if (key->fused) set_fused(p, (const floatX *)product_alignment(key));
+    if (key->fused) set_fused(p, (const void *)product_alignment(key));
     choose_algorithm(p);
     return p;
 }
 
-// c = a * b, or c + a * b. fuse: bias or pre; NULL: plain. False if the fused form does not exist.
-static bool product(ProductKind kind, void *c, const void *a, const void *b, const floatX *fuse,
+// c = a * b, or c + a * b. fuse: bias, pre or dbias; NULL: plain. False if the fused form does not
+// exist.
+static bool product(ProductKind kind, void *c, const void *a, const void *b, const void *fuse,
                     int rows, int Cin, int Cout, bool accumulate, cudaStream_t stream) {
     const ProductKey key = {kind, rows, Cin, Cout, fuse != NULL};
     const size_t pointers = (size_t)c | (size_t)a | (size_t)b | (size_t)fuse;
@@ -234,7 +239,11 @@ static void matmul_backward_input(floatX *dinp, const floatX *dout, const floatX
 static void matmul_backward_weight(float *dweight, float *dbias, const floatX *dout,
                                    const floatX *inp, int rows, int Cin, int Cout, bool accumulate,
                                    cudaStream_t stream) {
-    product(PRODUCT_BACKWARD_WEIGHT, dweight, inp, dout, NULL, rows, Cin, Cout, accumulate, stream);
-    ColumnsNorm none = {NULL, NULL, NULL};
-    if (dbias) column_sums(dbias, NULL, dout, none, rows, Cout, accumulate, stream);
+    float *fuse = accumulate || Cin > PRODUCT_BIAS_WIDTH ? NULL : dbias;
+    bool fused = product(PRODUCT_BACKWARD_WEIGHT, dweight, inp, dout, fuse, rows, Cin, Cout,
+                         accumulate, stream);
+    if (!fused)
+        product(PRODUCT_BACKWARD_WEIGHT, dweight, inp, dout, NULL, rows, Cin, Cout, accumulate,
+                stream);
+    if (dbias && !(fused && fuse)) column_sums(dbias, dout, rows, Cout, accumulate, stream);
 }

@@ -22,7 +22,11 @@ typedef struct PlanEvent {
     long record;  // the last one, -1: none
 } * cudaEvent_t;
 typedef enum { cudaSuccess = 0 } cudaError_t;
-typedef enum { cudaMemcpyHostToDevice, cudaMemcpyDeviceToHost } cudaMemcpyKind;
+typedef enum {
+    cudaMemcpyHostToDevice,
+    cudaMemcpyDeviceToHost,
+    cudaMemcpyDeviceToDevice
+} cudaMemcpyKind;
 enum { cudaStreamNonBlocking = 1, cudaEventDisableTiming = 2 };
 
 static inline const char *cudaGetErrorString(cudaError_t) {

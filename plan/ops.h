@@ -66,11 +66,10 @@ static void residual_layernorm_forward(floatX *, floatX *, float *, float *, con
     plan_bytes(s, WORK_NORM, 4.0 * rows * C * PLAN_X, 1);
 }
 
-static void layernorm_backward(floatX *, float *, float *, const floatX *, const floatX *,
+static void layernorm_backward(floatX *, float *, float *, float *, const floatX *, const floatX *,
                                const floatX *, const float *, const float *, int rows, int C,
                                bool accumulate_dinp, cudaStream_t s) {
-    plan_bytes(s, WORK_NORM_BACKWARD, (accumulate_dinp ? 4.0 : 3.0) * rows * C * PLAN_X, 1);
-    plan_columns(2.0 * rows * C * PLAN_X, s);
+    plan_bytes(s, WORK_NORM_BACKWARD, (accumulate_dinp ? 4.0 : 3.0) * rows * C * PLAN_X, 2);
 }
 
 // ---- matmul ------------------------------------------------------------------------------------
@@ -95,7 +94,8 @@ static void matmul_backward_input(floatX *, const floatX *, const floatX *, cons
 static void matmul_backward_weight(float *, float *dbias, const floatX *, const floatX *, int rows,
                                    int Cin, int Cout, bool accumulate, cudaStream_t s) {
     plan_product(WORK_WEIGHT, Cin, Cout, rows, sizeof(float), accumulate ? 2 : 1, s);
-    if (dbias) plan_columns((double)rows * Cout * PLAN_X, s);
+    if (dbias && (accumulate || Cin > PRODUCT_BIAS_WIDTH))
+        plan_columns((double)rows * Cout * PLAN_X, s);
 }
 
 static void gelu_forward(floatX *, const floatX *, size_t n, cudaStream_t s) {

@@ -138,15 +138,16 @@ static void layernorm_gradient_is_that_of_the_formula(void **) {
             layernorm_gradient_reference(doubles(dout), doubles(x), doubles(w), rows, C);
         check_threads("layernorm_backward", [&] {
             Array dinp(x.size()), sum = start;
-            Floats dweight(C), dbias(C);
-            layernorm_backward(dinp.data(), dweight.data(), dbias.data(), dout.data(), x.data(),
-                               w.data(), mean.data(), rstd.data(), rows, C, false, NULL);
-            layernorm_backward(sum.data(), dweight.data(), dbias.data(), dout.data(), x.data(),
-                               w.data(), mean.data(), rstd.data(), rows, C, true, NULL);
+            Floats dweight(C), dbias(C), sums(C);
+            layernorm_backward(dinp.data(), dweight.data(), dbias.data(), NULL, dout.data(),
+                               x.data(), w.data(), mean.data(), rstd.data(), rows, C, false, NULL);
+            layernorm_backward(sum.data(), dweight.data(), dbias.data(), sums.data(), dout.data(),
+                               x.data(), w.data(), mean.data(), rstd.data(), rows, C, true, NULL);
             check("dinp", dinp, ref.dinp, 1, FP32);
             check("dinp added", sum, added(ref.dinp, start), 1, FP32);
             check("dweight", dweight, ref.dweight, 0, FP32);
             check("dbias", dbias, ref.dbias, 0, FP32);
+            check("column sums of dinp", sums, column_reference(doubles(sum), rows, C), 0, FP32);
             std::vector<char> bits;
             append_bits(&bits, dinp, sum);
             append_bits(&bits, dweight, dbias);
@@ -363,7 +364,7 @@ static void layernorm_gradient_agrees_with_finite_differences(void **) {
            mean(rows), rstd(rows);
     layernorm_forward(out.data(), mean.data(), rstd.data(), x.data(), w.data(), b.data(), rows, C,
                       NULL);
-    layernorm_backward(dinp.data(), dw.data(), db.data(), dout.data(), x.data(), w.data(),
+    layernorm_backward(dinp.data(), dw.data(), db.data(), NULL, dout.data(), x.data(), w.data(),
                        mean.data(), rstd.data(), rows, C, false, NULL);
     Doubles in[3] = {doubles(x), doubles(w), doubles(b)};
     Floats found[3] = {dinp, dw, db};
