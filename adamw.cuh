@@ -1,5 +1,5 @@
 // adamw.cuh: AdamW (Loshchilov & Hutter 2019, algorithm 2) on one element, once for both devices.
-// The loops over a piece of a shard are in cpu/adamw.h and kernels/adamw.cuh.
+// The loops over pieces of a shard are in cpu/adamw.h and kernels/adamw.cuh.
 //
 //   g = scale * gradient,  scale = grad_scale * min(1, grad_clip / (norm + 1e-6))
 //   m = beta1 m + (1 - beta1) g
@@ -25,13 +25,33 @@
 #include <string.h>
 
 typedef struct {
-    float lr, beta1, beta2, eps, weight_decay;  // weight_decay is 0 for tensors that do not decay
-    int step;                                   // t, from 1
+    float lr, beta1, beta2, eps, weight_decay;
+    int step;  // t, from 1
     MomentType moments;
     double grad_scale;  // 1 / tokens of the step
     float grad_clip;    // of the global norm; 0: no clipping
     uint64_t seed;      // of stochastic rounding
 } AdamWConfig;
+
+// A piece of a tensor in flat arrays.
+typedef struct {
+    size_t at, n;    // its first element and how many
+    uint64_t first;  // global index of the first
+    bool decays;
+} AdamWPiece;
+
+// What one call updates: the tensors of a layer are.
+enum { ADAMW_PIECES = 16 };
+typedef struct {
+    int count;
+    AdamWPiece piece[ADAMW_PIECES];
+} AdamWPieces;
+
+// n elements that decay, as a single piece.
+static inline AdamWPieces adamw_whole(size_t n, uint64_t first) {
+    AdamWPieces whole = {1, {{0, n, first, true}}};
+    return whole;
+}
 
 // What is the same for every element; Real is the type of the arithmetic.
 template <class Real> struct AdamWFactors {

@@ -887,22 +887,22 @@ static void sum_squares(Fsdp *f, FsdpShard what) {
 // AdamW on the unit's slice; or, after it, by how much it has changed the parameters, in place of
 // their gradients.
 static void adamw_on_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config, bool change) {
-    char *m = (char *)f->m, *v = (char *)f->v;
-    size_t size = moment_bytes(f->c.moments);
     float *g = grads_open(f, u) - u->at;
+    AdamWConfig c = *config;
+    c.moments = f->c.moments;
+    AdamWPieces pieces = {};
     for (int i = 0; i < u->tensors; i++) {
         const FsdpTensor *t = &f->tensors[u->first_tensor + i];
         FsdpPiece piece = fsdp_piece(f, u, t);
-        if (piece.n == 0) continue;
-        AdamWConfig c = *config;
-        c.moments = f->c.moments;
-        if (!t->decays) c.weight_decay = 0;
+        if (piece.n > 0)
+            pieces.piece[pieces.count++] =
+                (AdamWPiece){piece.at, piece.n, t->first + piece.within, t->decays};
+        if (pieces.count < ADAMW_PIECES && i + 1 < u->tensors) continue;
         if (change)
-            adamw_change(g + piece.at, f->p + piece.at, m + piece.at * size, v + piece.at * size,
-                         piece.n, f->sums, &c, f->reduce);
+            adamw_change(g, f->p, f->m, f->v, pieces, f->sums, &c, f->reduce);
         else
-            adamw_update(f->p + piece.at, g + piece.at, m + piece.at * size, v + piece.at * size,
-                         piece.n, t->first + piece.within, f->sums, &c, f->reduce);
+            adamw_update(f->p, g, f->m, f->v, pieces, f->sums, &c, f->reduce);
+        pieces.count = 0;
     }
     if (change) grads_close(f, u);
 }

@@ -132,15 +132,16 @@ static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
 // *sum += checksum_word (arithmetic.cuh) of all words, modulo 2^64.
 static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaStream_t stream);
 
-// ---- AdamW on a piece of a shard ---------------------------------------------------------------
-// See adamw.cuh. p, g: fp32 (n); m, v: n elements of c->moments. first: global index of element 0.
-// sums: the three device sums of shard_sum_squares over all shards; norm = sqrt(total) *
-// grad_scale. A norm that is not finite leaves p, m and v untouched.
-static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
+// ---- AdamW on pieces of a shard ----------------------------------------------------------------
+// See adamw.cuh. p, g: fp32; m, v: of c->moments; what is outside of the pieces stays. Weights decay
+// in the pieces that do. sums: the three device sums of shard_sum_squares over all shards; norm =
+// sqrt(total) * grad_scale. A norm that is not finite leaves p, m and v untouched.
+static void adamw_update(float *p, const float *g, void *m, void *v, AdamWPieces pieces,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream);
-// After it, with the same sums and c: by how much it has lowered each element. change (n).
-static void adamw_change(float *change, const float *p, const void *m, const void *v, size_t n,
-                         const double sums[3], const AdamWConfig *c, cudaStream_t stream);
+// After it, with the same pieces, sums and c: by how much it has lowered each element.
+static void adamw_change(float *change, const float *p, const void *m, const void *v,
+                         AdamWPieces pieces, const double sums[3], const AdamWConfig *c,
+                         cudaStream_t stream);
 
 #if defined(DEVICE_PLAN)
 #include "plan/ops.h"

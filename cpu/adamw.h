@@ -1,4 +1,4 @@
-// cpu/adamw.h: AdamW on a piece of a shard; the arithmetic is ../adamw.cuh.
+// cpu/adamw.h: AdamW on pieces of a shard; the arithmetic is ../adamw.cuh.
 #pragma once
 
 #include "../adamw.cuh"
@@ -27,18 +27,31 @@ static void adamw_blocks(float *p, const float *g, Moment *m, Moment *v, size_t 
                                   first + at, f);
 }
 
-static void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
+template <class Moment, class Real>
+static void adamw_pieces(float *p, const float *g, void *moment1, void *moment2,
+                         const AdamWPieces *pieces, const double sums[3], const AdamWConfig *c) {
+    Moment *m = (Moment *)moment1, *v = (Moment *)moment2;
+    for (int i = 0; i < pieces->count; i++) {
+        const AdamWPiece *t = &pieces->piece[i];
+        AdamWConfig config = *c;
+        if (!t->decays) config.weight_decay = 0;
+        adamw_blocks<Moment, Real>(p + t->at, g + t->at, m + t->at, v + t->at, t->n, t->first, sums,
+                                   &config);
+    }
+}
+
+static void adamw_update(float *p, const float *g, void *m, void *v, AdamWPieces pieces,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
     (void)stream;
     switch (c->moments) {
     case MOMENTS_FP32:
-        adamw_blocks<float, float>(p, g, (float *)m, (float *)v, n, first, sums, c);
+        adamw_pieces<float, float>(p, g, m, v, &pieces, sums, c);
         break;
     case MOMENTS_FP64:
-        adamw_blocks<double, double>(p, g, (double *)m, (double *)v, n, first, sums, c);
+        adamw_pieces<double, double>(p, g, m, v, &pieces, sums, c);
         break;
     case MOMENTS_BF16:
-        adamw_blocks<bf16, float>(p, g, (bf16 *)m, (bf16 *)v, n, first, sums, c);
+        adamw_pieces<bf16, float>(p, g, m, v, &pieces, sums, c);
         break;
     }
 }
@@ -54,18 +67,32 @@ static void adamw_changes(float *change, const float *p, const Moment *m, const 
         change[i] = updated ? adamw_change_of<Moment, Real>(p[i], m[i], v[i], f) : 0.0f;
 }
 
-static void adamw_change(float *change, const float *p, const void *m, const void *v, size_t n,
-                         const double sums[3], const AdamWConfig *c, cudaStream_t stream) {
+template <class Moment, class Real>
+static void adamw_changes_of_pieces(float *change, const float *p, const void *m, const void *v,
+                                    const AdamWPieces *pieces, const double sums[3],
+                                    const AdamWConfig *c) {
+    for (int i = 0; i < pieces->count; i++) {
+        const AdamWPiece *t = &pieces->piece[i];
+        AdamWConfig config = *c;
+        if (!t->decays) config.weight_decay = 0;
+        adamw_changes<Moment, Real>(change + t->at, p + t->at, (const Moment *)m + t->at,
+                                    (const Moment *)v + t->at, t->n, sums, &config);
+    }
+}
+
+static void adamw_change(float *change, const float *p, const void *m, const void *v,
+                         AdamWPieces pieces, const double sums[3], const AdamWConfig *c,
+                         cudaStream_t stream) {
     (void)stream;
     switch (c->moments) {
     case MOMENTS_FP32:
-        adamw_changes<float, float>(change, p, (const float *)m, (const float *)v, n, sums, c);
+        adamw_changes_of_pieces<float, float>(change, p, m, v, &pieces, sums, c);
         break;
     case MOMENTS_FP64:
-        adamw_changes<double, double>(change, p, (const double *)m, (const double *)v, n, sums, c);
+        adamw_changes_of_pieces<double, double>(change, p, m, v, &pieces, sums, c);
         break;
     case MOMENTS_BF16:
-        adamw_changes<bf16, float>(change, p, (const bf16 *)m, (const bf16 *)v, n, sums, c);
+        adamw_changes_of_pieces<bf16, float>(change, p, m, v, &pieces, sums, c);
         break;
     }
 }

@@ -89,7 +89,8 @@ static double probe_run(const Probe *p, WorkKind kind) {
     case WORK_ADAMW:
         adamw.step = 1;
         adamw_update(p->flat, p->flat + RATE_COPY / 4, p->flat + RATE_COPY / 2,
-                     p->flat + 3 * (RATE_COPY / 4), RATE_COPY / 4, 0, sums, &adamw, NULL);
+                     p->flat + 3 * (RATE_COPY / 4), adamw_whole(RATE_COPY / 4, 0), sums, &adamw,
+                     NULL);
         return 7.0 * RATE_COPY / 4 * sizeof(float);
     case WORK_COPY:
         memcpy(p->flat, p->flat + RATE_COPY / 2, RATE_COPY / 2 * sizeof(float));

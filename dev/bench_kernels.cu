@@ -214,7 +214,8 @@ static void bench_shards(void) {
     print_row("shard_absmax", fastest([&] { shard_absmax(m, g, n, stream); }), k * 4, 0);
     print_row("shard_sum_squares", fastest([&] { shard_sum_squares(sums, g, n, NULL, 0, stream); }),
               k * 4, 0);
-    print_row("adamw_update", fastest([&] { adamw_update(p, g, m, v, n, 0, sums, &c, stream); }),
+    print_row("adamw_update",
+              fastest([&] { adamw_update(p, g, m, v, adamw_whole(n, 0), sums, &c, stream); }),
               k * 28, 0);
 }
 

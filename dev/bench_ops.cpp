@@ -343,7 +343,7 @@ static void bench_shards(void) {
     float absmax = 1;
     AdamWConfig c = {1e-4f, 0.9f, 0.95f, 1e-8f, 0.1f, 10, MOMENTS_FP32, 1, 1, 1};
     auto adamw = [&] {
-        adamw_update(p.data(), g.data(), m.data(), v.data(), n, 0, sums, &c, NULL);
+        adamw_update(p.data(), g.data(), m.data(), v.data(), adamw_whole(n, 0), sums, &c, NULL);
     };
     report("adamw fp32 moments", 0, 28 * N, adamw);
     c.moments = MOMENTS_FP64;

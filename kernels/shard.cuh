@@ -7,23 +7,25 @@
 
 #define SHARD_THREADS 256
 
-// Elements a thread handles: 8, as two 16-byte loads of fp32 and one of bf16.
+// Elements a thread handles: two packs of four, so that neighbouring threads have neighbouring ones.
 #define SHARD_ITEMS 8
 
 template <class D, class S> __global__ static void convert_kernel(D *dst, const S *src, size_t n) {
-    size_t first = ((size_t)blockIdx.x * blockDim.x + threadIdx.x) * SHARD_ITEMS;
-    if (first + SHARD_ITEMS <= n && (((size_t)(dst + first) | (size_t)(src + first)) & 15) == 0) {
-        alignas(16) S in[SHARD_ITEMS];
-        alignas(16) D out[SHARD_ITEMS];
-        for (int i = 0; i < SHARD_ITEMS; i += Pack<S>::size)
-            *(Pack<S> *)(in + i) = load_pack(src + first + i);
-        for (int i = 0; i < SHARD_ITEMS; i++) store_float(&out[i], to_float(in[i]));
-        for (int i = 0; i < SHARD_ITEMS; i += Pack<D>::size)
-            store_pack(dst + first + i, *(Pack<D> *)(out + i));
+    size_t block = (size_t)blockIdx.x * SHARD_THREADS * SHARD_ITEMS;
+    size_t first = block + threadIdx.x * 4, second = first + SHARD_THREADS * 4;
+    if (second + 4 <= n && (((size_t)dst | (size_t)src) & 15) == 0) {
+        Items<4, S> a = load_items<4>(src + first), b = load_items<4>(src + second);
+        Items<4, D> x, y;
+        for (int i = 0; i < 4; i++) store_float(&x.x[i], to_float(a.x[i]));
+        for (int i = 0; i < 4; i++) store_float(&y.x[i], to_float(b.x[i]));
+        store_items<4>(dst + first, x);
+        store_items<4>(dst + second, y);
         return;
     }
-    for (size_t i = first; i < n && i < first + SHARD_ITEMS; i++)
-        store_float(&dst[i], to_float(src[i]));
+    for (size_t k = 0; k < SHARD_ITEMS; k++) {
+        size_t i = (k < 4 ? first : second) + k % 4;
+        if (i < n) store_float(&dst[i], to_float(src[i]));
+    }
 }
 
 template <class D, class S>
@@ -111,8 +113,8 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
     launchCheck();
 }
 
-// Sums in two stages, without atomics: each block leaves its part behind sums[2], then one block
-// adds the parts in order. The number of blocks depends on n alone.
+// Sums in two stages, without atomics: each block leaves its parts behind sums[2], (3,
+// SQUARES_BLOCKS), then they are added by a fixed tree. The number of blocks depends on n alone.
 #define SQUARES_THREADS 512
 #define SQUARES_BLOCKS 512
 
@@ -144,16 +146,16 @@ __global__ static void sum_squares_kernel(double *sums, const float *x, size_t n
     if (!usable && blockIdx.x == 0 && threadIdx.x == 0) s[0] = largest;
     for (int k = 0; k < 3; k++) {
         double total = block_sum(s[k], room);
-        if (threadIdx.x == 0) sums[3 + 3 * blockIdx.x + k] = total;
+        if (threadIdx.x == 0) sums[3 + k * SQUARES_BLOCKS + (int)blockIdx.x] = total;
     }
 }
 
+// A thread for each part, a block for each sum.
 __global__ static void add_parts_kernel(double *sums, int blocks) {
-    int k = (int)threadIdx.x;
-    if (k >= 3) return;
-    double total = 0;
-    for (int b = 0; b < blocks; b++) total += sums[3 + 3 * b + k];
-    sums[k] += total;
+    __shared__ double room[SQUARES_BLOCKS / WARP];
+    const double *parts = sums + 3 + blockIdx.x * SQUARES_BLOCKS;
+    double total = block_sum((int)threadIdx.x < blocks ? parts[threadIdx.x] : 0.0, room);
+    if (threadIdx.x == 0) sums[blockIdx.x] += total;
 }
 
 static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
@@ -161,7 +163,7 @@ static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
     unsigned blocks = blocks_for(n ? n : 1, SQUARES_THREADS * 8);
     if (blocks > SQUARES_BLOCKS) blocks = SQUARES_BLOCKS;
     sum_squares_kernel<<<blocks, SQUARES_THREADS, 0, stream>>>(sums, x, n, absmax, total_bits);
-    add_parts_kernel<<<1, WARP, 0, stream>>>(sums, (int)blocks);
+    add_parts_kernel<<<3, SQUARES_BLOCKS, 0, stream>>>(sums, (int)blocks);
     launchCheck();
 }
 

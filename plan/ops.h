@@ -182,16 +182,26 @@ static void shard_checksum(uint64_t *, const void *, size_t words, cudaStream_t 
     plan_bytes(s, WORK_SQUARES, (double)words * sizeof(uint32_t), 1);
 }
 
+static double plan_adamw_elements(const AdamWPieces *pieces) {
+    double n = 0;
+    for (int i = 0; i < pieces->count; i++) n += (double)pieces->piece[i].n;
+    return n;
+}
+
+static double plan_moment_bytes(const AdamWConfig *c) {
+    return c->moments == MOMENTS_FP64 ? 8 : c->moments == MOMENTS_BF16 ? 2 : 4;
+}
+
 // Parameter, gradient and moments are read, all but the gradient written.
-static void adamw_update(float *, const float *, void *, void *, size_t n, uint64_t, const double *,
+static void adamw_update(float *, const float *, void *, void *, AdamWPieces pieces, const double *,
                          const AdamWConfig *c, cudaStream_t s) {
-    double moment = c->moments == MOMENTS_FP64 ? 8 : c->moments == MOMENTS_BF16 ? 2 : 4;
-    plan_bytes(s, WORK_ADAMW, (double)n * (3 * sizeof(float) + 4 * moment), 1);
+    double bytes = 3 * sizeof(float) + 4 * plan_moment_bytes(c);
+    plan_bytes(s, WORK_ADAMW, plan_adamw_elements(&pieces) * bytes, 1);
 }
 
 // Parameter and moments are read, the change written.
-static void adamw_change(float *, const float *, const void *, const void *, size_t n,
+static void adamw_change(float *, const float *, const void *, const void *, AdamWPieces pieces,
                          const double *, const AdamWConfig *c, cudaStream_t s) {
-    double moment = c->moments == MOMENTS_FP64 ? 8 : c->moments == MOMENTS_BF16 ? 2 : 4;
-    plan_bytes(s, WORK_ADAMW, (double)n * (2 * sizeof(float) + 2 * moment), 1);
+    double bytes = 2 * sizeof(float) + 2 * plan_moment_bytes(c);
+    plan_bytes(s, WORK_ADAMW, plan_adamw_elements(&pieces) * bytes, 1);
 }

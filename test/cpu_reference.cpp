@@ -57,7 +57,7 @@ void shard_sum_squares(double *sums, const float *x, size_t n, const float *absm
 
 void adamw_update(float *p, const float *g, void *m, void *v, size_t n, uint64_t first,
                   const double *sums, const void *config) {
-    ::adamw_update(p, g, m, v, n, first, sums, (const AdamWConfig *)config, NULL);
+    ::adamw_update(p, g, m, v, adamw_whole(n, first), sums, (const AdamWConfig *)config, NULL);
 }
 
 }  // namespace cpu

@@ -525,13 +525,13 @@ template <class Moment> static void check_adamw(MomentType type, double toleranc
         Device<float> dp(p, shift), dg(g, shift);
         Device<Moment> dm(m, shift), dv(v, shift);
         Device<double> ds(sums);
-        adamw_update(dp.at, dg.at, dm.at, dv.at, n, 12345, ds.at, &c, stream);
+        adamw_update(dp.at, dg.at, dm.at, dv.at, adamw_whole(n, 12345), ds.at, &c, stream);
         AdamWReference ref =
             adamw_reference(doubles(p), doubles(m), doubles(v), g, sqrt(sums[0]), c);
         check("p", dp.host(), ref.p, 0, FP32);
         check("m", dm.host(), ref.m, 0, tolerance);
         check("v", dv.host(), ref.v, 0, tolerance);
-        adamw_change(dg.at, dp.at, dm.at, dv.at, n, ds.at, &c, stream);
+        adamw_change(dg.at, dp.at, dm.at, dv.at, adamw_whole(n, 0), ds.at, &c, stream);
         Floats reached = dg.host();
         for (size_t i = 0; i < n; i++) reached[i] = p[i] - reached[i];
         check("p less its change", reached, ref.p, 0, type == MOMENTS_BF16 ? tolerance : FP32);
@@ -539,7 +539,7 @@ template <class Moment> static void check_adamw(MomentType type, double toleranc
         Floats before = dp.host();
         std::vector<Moment> m_before = dm.host();
         Device<double> bad(Doubles{1, (double)NAN, 0});
-        adamw_update(dp.at, dg.at, dm.at, dv.at, n, 0, bad.at, &c, stream);
+        adamw_update(dp.at, dg.at, dm.at, dv.at, adamw_whole(n, 0), bad.at, &c, stream);
         check_same("p after a non-finite norm", dp.host(), before);
         check_same("m after a non-finite norm", dm.host(), m_before);
     }
@@ -548,6 +548,38 @@ template <class Moment> static void check_adamw(MomentType type, double toleranc
 static void adamw_agrees_with_double_precision(void **) {
     check_adamw<float>(MOMENTS_FP32, FP32);
     check_adamw<double>(MOMENTS_FP64, FP64);
+}
+
+// As many pieces as there may be, some of which decay, with gaps between them.
+static void adamw_updates_pieces_and_nothing_between_them(void **) {
+    const size_t n = 40000;
+    for (size_t step : {8, 1}) {  // of where pieces begin
+        Floats p = random_floats(n, 1), g = random_floats(n, 300), m = random_floats(n, 0.1), v(n);
+        for (float &x : v) x = fabsf((float)uniform()) * 0.01f + 1e-4f;
+        Doubles sums(SHARD_SUMS, 0.0);
+        for (float x : g) sums[0] += (double)x * x;
+        AdamWConfig c = adamw_config(MOMENTS_FP32), none = c;
+        none.weight_decay = 0;
+        AdamWReference ref =
+            adamw_reference(doubles(p), doubles(m), doubles(v), g, sqrt(sums[0]), c);
+        Sums plain = adamw_reference(doubles(p), doubles(m), doubles(v), g, sqrt(sums[0]), none).p;
+        AdamWPieces pieces = {};
+        Sums expected(n);
+        for (size_t i = 0; i < n; i++) expected[i] = (double)p[i];
+        for (size_t at = step; pieces.count < ADAMW_PIECES;) {
+            AdamWPiece t = {at, 1 + (size_t)pieces.count * 277, at, pieces.count % 3 > 0};
+            for (size_t i = at; i < at + t.n; i++) expected[i] = t.decays ? ref.p[i] : plain[i];
+            at = (at + t.n) / step * step + 3 * step;
+            pieces.piece[pieces.count++] = t;
+        }
+        Device<float> dp(p), dg(g), dm(m), dv(v);
+        Device<double> ds(sums);
+        adamw_update(dp.at, dg.at, dm.at, dv.at, pieces, ds.at, &c, stream);
+        Floats found = dp.host();
+        check("p", found, expected, 0, FP32);
+        for (size_t i = 0; i < step; i++) assert_true(found[i] == p[i]);
+        check("m", Floats(1, dm.host()[0]), Sums(1, (double)m[0]), 0, FP64);
+    }
 }
 
 // The same random bits round both, so moments differ only where the last bits before
@@ -563,7 +595,7 @@ static void adamw_rounds_bf16_moments_as_the_cpu_does(void **) {
     Device<float> dp(p), dg(g);
     Device<bf16> dm(m), dv(v);
     Device<double> ds(sums);
-    adamw_update(dp.at, dg.at, dm.at, dv.at, n, 7, ds.at, &c, stream);
+    adamw_update(dp.at, dg.at, dm.at, dv.at, adamw_whole(n, 7), ds.at, &c, stream);
     cpu::adamw_update(p.data(), g.data(), m.data(), v.data(), n, 7, sums.data(), &c);
     std::vector<bf16> found = dm.host();
     size_t different = 0;
@@ -645,6 +677,7 @@ int main(void) {
         seeded_test(checksum_equals_the_cpus),
         seeded_test(sum_of_squares_has_the_bits_of_the_cpu_however_it_is_cut),
         seeded_test(adamw_agrees_with_double_precision),
+        seeded_test(adamw_updates_pieces_and_nothing_between_them),
         seeded_test(adamw_rounds_bf16_moments_as_the_cpu_does),
 #ifdef EMU_RACE
         seeded_test(a_barrier_left_out_is_reported),

@@ -586,13 +586,15 @@ static void adamw_follows_the_paper_in_fp32_and_fp64(void **) {
         c.grad_clip = clip;
         AdamWReference ref = adamw_reference(doubles(p), m64, v64, g, sqrt(sums[0]), c);
         const Floats before = p;
-        adamw_update(p.data(), g.data(), m.data(), v.data(), n, 0, sums, &c, NULL);
+        adamw_update(p.data(), g.data(), m.data(), v.data(), adamw_whole(n, 0), sums, &c, NULL);
         Floats change(n);
-        adamw_change(change.data(), p.data(), m.data(), v.data(), n, sums, &c, NULL);
+        adamw_change(change.data(), p.data(), m.data(), v.data(), adamw_whole(n, 0), sums, &c,
+                     NULL);
         for (size_t i = 0; i < n; i++) change[i] = before[i] - change[i];
         check("p before the change", change, ref.p, 0, FP32);
         c.moments = MOMENTS_FP64;
-        adamw_update(p64.data(), g.data(), m64.data(), v64.data(), n, 0, sums, &c, NULL);
+        adamw_update(p64.data(), g.data(), m64.data(), v64.data(), adamw_whole(n, 0), sums, &c,
+                     NULL);
         check("p", p, ref.p, 0, FP32);
         check("m", m, ref.m, 0, FP32);
         check("v", v, ref.v, 0, FP32);
@@ -608,7 +610,7 @@ static void adamw_rounds_bf16_moments_without_bias_and_by_global_element(void **
     std::vector<bf16> m(n), v(n);
     double sums[3] = {1, 0, 0};
     AdamWConfig c = adamw_config(MOMENTS_BF16);
-    adamw_update(p.data(), g.data(), m.data(), v.data(), n, 1000, sums, &c, NULL);
+    adamw_update(p.data(), g.data(), m.data(), v.data(), adamw_whole(n, 1000), sums, &c, NULL);
     AdamWReference ref = adamw_reference(doubles(Floats(n, 0.5f)), Doubles(n), Doubles(n), g, 1, c);
     double mean_m = 0, mean_v = 0;
     for (size_t i = 0; i < n; i++) {
@@ -623,9 +625,10 @@ static void adamw_rounds_bf16_moments_without_bias_and_by_global_element(void **
         set_threads(3);
         Floats q(n, 0.5f);
         std::vector<bf16> m2(n), v2(n);
-        adamw_update(q.data(), g.data(), m2.data(), v2.data(), cut, 1000, sums, &c, NULL);
-        adamw_update(q.data() + cut, g.data() + cut, m2.data() + cut, v2.data() + cut, n - cut,
-                     1000 + cut, sums, &c, NULL);
+        adamw_update(q.data(), g.data(), m2.data(), v2.data(), adamw_whole(cut, 1000), sums, &c,
+                     NULL);
+        adamw_update(q.data() + cut, g.data() + cut, m2.data() + cut, v2.data() + cut,
+                     adamw_whole(n - cut, 1000 + cut), sums, &c, NULL);
         assert_memory_equal(m.data(), m2.data(), n * sizeof(bf16));
         assert_memory_equal(v.data(), v2.data(), n * sizeof(bf16));
         assert_memory_equal(p.data(), q.data(), n * sizeof(float));
@@ -633,7 +636,7 @@ static void adamw_rounds_bf16_moments_without_bias_and_by_global_element(void **
     }
     std::vector<bf16> m3(n), v3(n);
     c.step++;
-    adamw_update(p.data(), g.data(), m3.data(), v3.data(), n, 1000, sums, &c, NULL);
+    adamw_update(p.data(), g.data(), m3.data(), v3.data(), adamw_whole(n, 1000), sums, &c, NULL);
     assert_memory_not_equal(m.data(), m3.data(), n * sizeof(bf16));
 }
 
@@ -646,7 +649,7 @@ static void adamw_leaves_everything_after_a_non_finite_norm(void **) {
         double sums[3] = {1, bad, 0};
         for (MomentType t : {MOMENTS_FP32, MOMENTS_BF16}) {
             AdamWConfig c = adamw_config(t);
-            adamw_update(p.data(), g.data(), m.data(), v.data(), n, 0, sums, &c, NULL);
+            adamw_update(p.data(), g.data(), m.data(), v.data(), adamw_whole(n, 0), sums, &c, NULL);
             assert_memory_equal(p.data(), p0.data(), n * sizeof(float));
             assert_memory_equal(m.data(), m0.data(), n * sizeof(float));
             assert_memory_equal(v.data(), v0.data(), n * sizeof(float));
