@@ -122,7 +122,7 @@ static void shard_add_ordered(float *shard, const float *parts, int nparts, size
 static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stream);
 // Sum of squares of x, added to sums[0..2]; the total is sums[0] + sums[1] + sums[2]. What is
 // behind the third is room for partial sums.
-#define SHARD_SUMS (3 + 3 * 512)
+#define SHARD_SUMS (4 + 3 * 512)
 // absmax == NULL: a plain double sum in a fixed order into sums[0].
 // Else order-free (arithmetic.cuh), a level a sum: *absmax is the largest of all shards together,
 // total_bits = ceil(log2(number of elements of all shards together)). A zero or non-finite *absmax
@@ -133,9 +133,9 @@ static void shard_sum_squares(double sums[SHARD_SUMS], const float *x, size_t n,
 static void shard_checksum(uint64_t *sum, const void *data, size_t words, cudaStream_t stream);
 
 // ---- AdamW on pieces of a shard ----------------------------------------------------------------
-// See adamw.cuh. p, g: fp32; m, v: of c->moments; what is outside of the pieces stays. Weights decay
-// in the pieces that do. sums: the three device sums of shard_sum_squares over all shards; norm =
-// sqrt(total) * grad_scale. A norm that is not finite leaves p, m and v untouched.
+// See adamw.cuh. p, g: fp32; m, v: of c->moments; what is outside of the pieces stays. sums: the
+// three device sums of shard_sum_squares over all shards; norm = sqrt(total) * grad_scale. A norm
+// that is not finite leaves p, m and v untouched.
 static void adamw_update(float *p, const float *g, void *m, void *v, AdamWPieces pieces,
                          const double sums[3], const AdamWConfig *c, cudaStream_t stream);
 // After it, with the same pieces, sums and c: by how much it has lowered each element.

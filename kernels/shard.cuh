@@ -7,25 +7,24 @@
 
 #define SHARD_THREADS 256
 
-// Elements a thread handles: two packs of four, so that neighbouring threads have neighbouring ones.
+// Elements a thread handles: two packs of four, next to those of neighbouring threads.
 #define SHARD_ITEMS 8
 
+// What is behind the last pack, or everything if the arrays are not aligned, goes one by one.
 template <class D, class S> __global__ static void convert_kernel(D *dst, const S *src, size_t n) {
-    size_t block = (size_t)blockIdx.x * SHARD_THREADS * SHARD_ITEMS;
-    size_t first = block + threadIdx.x * 4, second = first + SHARD_THREADS * 4;
-    if (second + 4 <= n && (((size_t)dst | (size_t)src) & 15) == 0) {
-        Items<4, S> a = load_items<4>(src + first), b = load_items<4>(src + second);
-        Items<4, D> x, y;
-        for (int i = 0; i < 4; i++) store_float(&x.x[i], to_float(a.x[i]));
-        for (int i = 0; i < 4; i++) store_float(&y.x[i], to_float(b.x[i]));
-        store_items<4>(dst + first, x);
-        store_items<4>(dst + second, y);
-        return;
-    }
-    for (size_t k = 0; k < SHARD_ITEMS; k++) {
-        size_t i = (k < 4 ? first : second) + k % 4;
-        if (i < n) store_float(&dst[i], to_float(src[i]));
-    }
+    size_t packs = (((size_t)dst | (size_t)src) & 15) == 0 ? n / 4 : 0;
+    size_t p = (size_t)blockIdx.x * 2 * SHARD_THREADS + threadIdx.x, q = p + SHARD_THREADS;
+    Items<4, S> a = {}, b = {};
+    Items<4, D> x, y;
+    if (p < packs) a = load_items<4>(src + 4 * p);
+    if (q < packs) b = load_items<4>(src + 4 * q);
+    for (int k = 0; k < 4; k++) store_float(&x.x[k], to_float(a.x[k]));
+    for (int k = 0; k < 4; k++) store_float(&y.x[k], to_float(b.x[k]));
+    if (p < packs) store_items<4>(dst + 4 * p, x);
+    if (q < packs) store_items<4>(dst + 4 * q, y);
+    for (size_t i = 4 * packs + (size_t)blockIdx.x * SHARD_THREADS + threadIdx.x; i < n;
+         i += (size_t)gridDim.x * SHARD_THREADS)
+        store_float(&dst[i], to_float(src[i]));
 }
 
 template <class D, class S>
@@ -113,7 +112,7 @@ static void shard_absmax(float *max, const float *x, size_t n, cudaStream_t stre
     launchCheck();
 }
 
-// Sums in two stages, without atomics: each block leaves its parts behind sums[2], (3,
+// Sums in two stages, without atomics: each block leaves its parts behind sums[3], (3,
 // SQUARES_BLOCKS), then they are added by a fixed tree. The number of blocks depends on n alone.
 #define SQUARES_THREADS 512
 #define SQUARES_BLOCKS 512
@@ -146,14 +145,14 @@ __global__ static void sum_squares_kernel(double *sums, const float *x, size_t n
     if (!usable && blockIdx.x == 0 && threadIdx.x == 0) s[0] = largest;
     for (int k = 0; k < 3; k++) {
         double total = block_sum(s[k], room);
-        if (threadIdx.x == 0) sums[3 + k * SQUARES_BLOCKS + (int)blockIdx.x] = total;
+        if (threadIdx.x == 0) sums[4 + k * SQUARES_BLOCKS + (int)blockIdx.x] = total;
     }
 }
 
 // A thread for each part, a block for each sum.
 __global__ static void add_parts_kernel(double *sums, int blocks) {
     __shared__ double room[SQUARES_BLOCKS / WARP];
-    const double *parts = sums + 3 + blockIdx.x * SQUARES_BLOCKS;
+    const double *parts = sums + 4 + blockIdx.x * SQUARES_BLOCKS;
     double total = block_sum((int)threadIdx.x < blocks ? parts[threadIdx.x] : 0.0, room);
     if (threadIdx.x == 0) sums[blockIdx.x] += total;
 }
