@@ -378,7 +378,11 @@ cudaError_t cudaMemcpyAsync(void *to, const void *from, size_t bytes, cudaMemcpy
 cudaError_t cudaMemcpy(void *to, const void *from, size_t bytes, cudaMemcpyKind kind) {
     MAY_FAIL(cudaErrorInvalidValue);
     check_kind(__func__, to, from, kind);
-    if (bytes) wait_for(enqueue_copy(__func__, to, from, bytes, default_stream()));
+    if (!bytes) return cudaSuccess;
+    Token token = enqueue_copy(__func__, to, from, bytes, default_stream());
+    // Out of pageable memory it may return once the bytes are staged, before they are on the device
+    // (CUDA Runtime API, "API synchronization behavior").
+    if (is_device(from) || is_pinned(from) || !is_device(to)) wait_for(token);
     return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void *p, int value, size_t bytes, cudaStream_t stream) {

@@ -406,6 +406,7 @@ static void copies_are_checked(void **) {
     expect_report("out of bounds: 40 bytes", [] {
         float *p = device_floats(10), host[11] = {};
         cudaMemcpy(p, host, sizeof host, cudaMemcpyHostToDevice);
+        finish();
     });
     expect_report("kind 1, but it copies from device to pageable host", [] {
         float *p = device_floats(10), host[10];
@@ -462,6 +463,16 @@ template <bool WAIT> static void host_reads_result() {
     float x = host[3];
     finish();
     EXPECT(x == 1.0f);
+}
+static void a_copy_from_pageable_memory_is_not_done_when_it_returns(void **) {
+    expect_in_race_build("conflict in global memory without an order between cudaMemcpy", [] {
+        TwoStreams s;
+        float *p = device_floats(64), host[64] = {};
+        finish();
+        CHECK(cudaMemcpy(p, host, sizeof host, cudaMemcpyHostToDevice));
+        add_one<<<1, 32, 0, s.a>>>(p, 64);
+        finish();
+    });
 }
 static void a_host_read_of_pinned_memory_before_the_copy_is_done_is_reported(void **) {
     expect_report("", host_reads_result<false>);  // at least the value is wrong
@@ -544,6 +555,7 @@ int main(void) {
         cmocka_unit_test(error_codes_come_on_demand),
         cmocka_unit_test(copies_are_checked),
         cmocka_unit_test(a_missing_wait_between_streams_is_a_race_under_every_schedule),
+        cmocka_unit_test(a_copy_from_pageable_memory_is_not_done_when_it_returns),
         cmocka_unit_test(a_host_read_of_pinned_memory_before_the_copy_is_done_is_reported),
         cmocka_unit_test(a_pinned_source_that_the_host_overwrites_too_early_is_reported),
         cmocka_unit_test(another_host_thread_may_work_while_kernels_run),

@@ -146,6 +146,7 @@ static void toy_init(Toy *t, int rank, int ranks, const ncclUniqueId &id, Defect
         for (int i = 0; i < t->shard; i++)
             host[(size_t)i] = (float)initial_weight(l, rank * t->shard + i);
         CHECK(cudaMemcpy(t->w[l], host.data(), (size_t)t->shard * 4, cudaMemcpyHostToDevice));
+        CHECK(cudaDeviceSynchronize());
     }
     t->x = device_floats(D);
     t->dx = device_floats(D);
@@ -307,6 +308,7 @@ template <class T> static T *upload(const std::vector<T> &host) {
     T *d;
     CHECK(cudaMalloc(&d, host.size() * sizeof(T)));
     CHECK(cudaMemcpy(d, host.data(), host.size() * sizeof(T), cudaMemcpyHostToDevice));
+    CHECK(cudaDeviceSynchronize());  // the other streams do not wait for it
     return d;
 }
 template <class T> static std::vector<T> download(const T *d, size_t n) {
