@@ -378,7 +378,7 @@ static void ranks_number_run(void) {
 // Do the ranks come from a launcher? wanted: --ranks, 0 = as launched.
 static bool ranks_are_launched(int wanted) {
     const Launch *l = &ranks_launch;
-    return l->world > 1 || (l->kind == LAUNCH_MPI && !wanted);
+    return l->world > 1 || l->fault[0] || (l->kind == LAUNCH_MPI && !wanted);
 }
 
 // A batch script would train alone on what Slurm has reserved for many.

@@ -5,6 +5,7 @@
 
 #include "dataloader.h"
 #include "lib/clock.h"
+#include "lib/replace.h"
 #include "lib/token_files.h"
 #include "ranks.h"
 
@@ -63,6 +64,7 @@ static Paths tokenize_files(Ranks *r, const char *pattern, const TextPolicy *pol
         ranks_broadcast(r, &ready, sizeof ready);
         if (!ready && !policy->make)
             die_all("%s: a plan needs its tokens, which the first run with it makes", text);
+        if (!ready && r->rank == 0 && policy->folder[0]) make_folder(policy->folder);
         if (!ready && !bpe.t) bpe = bpe_start(policy->tokenizer);
         if (!ready) tokenize_text(r, &f, &bpe, policy->report && r->rank == 0);
         char path[PATH_BYTES];

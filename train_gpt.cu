@@ -913,11 +913,11 @@ static void finish(Run *r) {
     if (r->saver.background) save(r), finish_saving(r);
     if (r->o.export_hf[0]) {
         hf_save(&r->model, r->o.export_hf, end_of_text(r));
-        if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_hf);
+        if (!is_quiet(r)) printf("wrote %s\n", r->o.export_hf);
     }
     if (r->o.export_model[0]) {
         model_file_save(&r->model, GPT_PARAMETERS, r->o.export_model, false);
-        if (r->ranks.rank == 0 && !r->o.json) printf("wrote %s\n", r->o.export_model);
+        if (!is_quiet(r)) printf("wrote %s\n", r->o.export_model);
     }
     if (r->ranks.rank == 0) flush_stdout();
     if (report_failure.text[0]) die("%s", report_failure.text);

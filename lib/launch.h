@@ -30,6 +30,11 @@ static inline const char *launch_text(const char *name) {
     return text ? text : "";
 }
 
+// Is this one of several tasks of srun? A batch script has a SLURM_PROCID too, but is no step.
+static inline bool launch_is_srun(void) {
+    return getenv("SLURM_PROCID") && launch_variable("SLURM_STEP_NUM_TASKS") > 1;
+}
+
 // ---- MPI ---------------------------------------------------------------------------------------
 
 // The variables may be left over from another program that the launcher started, such as the shell.
@@ -50,9 +55,21 @@ static inline void launch_mpi(Launch *l) {
 
 // ---- torchrun ----------------------------------------------------------------------------------
 
-// Does this look like one of several ranks? RANK or WORLD_SIZE alone may mean anything.
+// Does this look like one of several ranks? RANK or WORLD_SIZE alone may mean anything, but not
+// where it is said at which address the ranks meet; srun's tasks may share that, and WORLD_SIZE.
 static inline bool launch_is_torchrun(void) {
-    return getenv("RANK") && launch_variable("WORLD_SIZE") > 1;
+    const bool rank = getenv("RANK"), world = getenv("WORLD_SIZE");
+    if (!rank && launch_is_srun()) return false;
+    if (getenv("MASTER_ADDR") && getenv("MASTER_PORT")) return rank || world;
+    return rank && launch_variable("WORLD_SIZE") > 1;
+}
+
+// -1: not there, or no number.
+static inline int launch_count(const char *name) {
+    char *end;
+    const char *text = launch_text(name);
+    const long n = strtol(text, &end, 10);
+    return *text && !*end && n >= 0 && n <= 1000000 ? (int)n : -1;
 }
 
 // torchrun's agent keeps a store of its own at MASTER_PORT and says so in the last of these
@@ -61,12 +78,14 @@ static inline bool launch_is_torchrun(void) {
 static inline void launch_torchrun(Launch *l) {
     const bool taken = !strcmp(launch_text("TORCHELASTIC_USE_AGENT_STORE"), "True");
     l->kind = LAUNCH_TORCHRUN;
-    l->rank = launch_variable("RANK"), l->world = launch_variable("WORLD_SIZE");
+    l->rank = launch_count("RANK"), l->world = launch_count("WORLD_SIZE");
     l->port = launch_variable("MASTER_PORT") + taken;
     snprintf(l->host, sizeof l->host, "%s", launch_text("MASTER_ADDR"));
-    if (l->rank < 0 || l->rank >= l->world)
-        snprintf(l->fault, sizeof l->fault, "RANK=%d: expected 0 to %d, as WORLD_SIZE=%d", l->rank,
-                 l->world - 1, l->world);
+    if (l->rank < 0 || l->world < 1 || l->rank >= l->world)
+        snprintf(l->fault, sizeof l->fault,
+                 "RANK=%.32s WORLD_SIZE=%.32s: expected the number of this rank, from 0, and how "
+                 "many there are",
+                 launch_text("RANK"), launch_text("WORLD_SIZE"));
     else if (!l->host[0] || l->port - taken < 1 || l->port > 65535)
         snprintf(
             l->fault, sizeof l->fault,
@@ -76,11 +95,6 @@ static inline void launch_torchrun(Launch *l) {
 }
 
 // ---- Slurm -------------------------------------------------------------------------------------
-
-// Is this one of several tasks of srun? A batch script has a SLURM_PROCID too, but is no step.
-static inline bool launch_is_srun(void) {
-    return getenv("SLURM_PROCID") && launch_variable("SLURM_STEP_NUM_TASKS") > 1;
-}
 
 // The first host of Slurm's list: "gpu[07-09,12]-ib,gpu20" has "gpu07-ib".
 static inline void launch_first_host(const char *list, char *host, size_t room) {

@@ -240,9 +240,9 @@ static inline int token_files_begin(const TokenFiles *f) {
     path_print(lock, "%s.lock", f->folder);
     int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     if (fd < 0)
-        die_all("cannot keep the tokens of %s beside it: %s; name a folder for them with "
+        die_all("cannot keep the tokens of %s at %s: %s; name a folder for them with "
                 "--token-folder",
-                f->text, strerror(errno));
+                f->text, f->folder, strerror(errno));
     if (flock(fd, LOCK_EX | LOCK_NB) != 0)
         die_all("%s: another run is making the tokens of %s just now", made, f->text);
     token_files_remove(made);
