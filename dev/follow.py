@@ -144,7 +144,10 @@ def main():
     sinks = []
     for run in a.runs:
         options = read_options(run)
-        sink = TensorBoard(run, a.tensorboard, options) if a.tensorboard else Wandb(run, a.wandb, options)
+        try:
+            sink = TensorBoard(run, a.tensorboard, options) if a.tensorboard else Wandb(run, a.wandb, options)
+        except ModuleNotFoundError as e:
+            sys.exit(f"dev/follow.py: found no {e.name}: pip install {'tensorboard' if a.tensorboard else 'wandb'}")
         sinks.append((Follower(run), sink))
     try:
         while True:

@@ -14,8 +14,8 @@ from tokenize_text import encoding
 
 
 def render(example, encode):
-    """Tokens of the context, and of each ending."""
-    return encode(example["ctx"]), [encode(" " + ending) for ending in example["endings"]]
+    """The label, tokens of the context, and of each ending."""
+    return int(example["label"]), encode(example["ctx"]), [encode(" " + ending) for ending in example["endings"]]
 
 
 def main():
@@ -23,9 +23,13 @@ def main():
         sys.exit("usage: python dev/hellaswag.py hellaswag_val.jsonl hellaswag_val.bin")
     encode = encoding().encode_ordinary
     examples = []
-    for line in open(sys.argv[1], encoding="utf-8"):
-        example = json.loads(line)
-        examples.append((int(example["label"]), *render(example, encode)))
+    try:
+        for line in open(sys.argv[1], encoding="utf-8"):
+            examples.append(render(json.loads(line), encode))
+    except OSError as e:
+        sys.exit(f"{sys.argv[1]}: {e.strerror}")
+    except (ValueError, KeyError, TypeError) as e:
+        sys.exit(f"{sys.argv[1]}: line {len(examples) + 1}: expected an example of HellaSwag, found {e!r}")
     if not examples:
         sys.exit(f"{sys.argv[1]}: expected examples, found none")
     formats.write_eval(sys.argv[2], examples)

