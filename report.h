@@ -146,15 +146,15 @@ static void report_step(bool json, const StepMetrics *x, double ms_left) {
     flush_stdout();
 }
 
-// step: steps done. bits: a token is a byte.
-static void report_validation(bool json, long step, long steps, double loss, bool bits) {
+// step: steps done. bits: a byte of the text; NAN: not known.
+static void report_validation(bool json, long step, long steps, double loss, double bits) {
     if (json) {
         printf("{\"step\":%ld,\"val_loss\":", step);
         json_number(stdout, loss, 9);
         printf("}\n");
     } else {
         printf("step %ld/%ld  validation loss %.4f (", step, steps, loss);
-        if (bits) printf("%.3f bits a byte, ", loss / log(2.0));
+        if (!isnan(bits)) printf("%.3f bits a byte, ", bits);
         printf("perplexity %.2f)\n", exp(loss));
     }
     flush_stdout();

@@ -708,12 +708,13 @@ static void mark_done(const Run *r) {
 // ---- validation and samples: every rank takes part ---------------------------------------------
 
 static void run_validation(Run *r, long step) {
-    double loss = r->outcome.loss = plain_nan(validation_loss(
-        &r->val, (uint64_t)r->o.val_batches, r->code, r->gpt, &r->config, &r->ranks, &r->failure));
+    Validation v = validate(&r->val, (uint64_t)r->o.val_batches, &r->tokenizer, r->code, r->gpt,
+                            &r->config, &r->ranks, &r->failure);
+    double loss = r->outcome.loss = plain_nan(v.loss);
     if (ranks_any(&r->ranks, r->failure.text[0] != 0)) end_whole(r);
     if (r->ranks.rank != 0) return;
     logger_validation(&r->logger, step, loss);
-    report_validation(r->o.json, step, r->steps, loss, r->text);
+    report_validation(r->o.json, step, r->steps, loss, v.bits);
 }
 
 static void run_eval(Run *r, long step) {

@@ -142,6 +142,19 @@ static void without_steps_a_model_is_evaluated(void **) {
     double bits = number_after(strstr(o.out, "validation loss"), "(");
     if (!(fabs(bits - loss / log(2)) < 0.001)) fail_msg("%s", o.out);
     if (strstr(o.out, "gradient 0.0 MiB") == NULL) fail_msg("gradients are kept: %s", o.out);
+    // of tokens of several bytes: but for the last 7 of its tokens the whole text
+    o = run("cp test/reference/small/train.txt %s/text; " PROGRAM
+            " --model gpt2:L=1,C=8,NH=2,T=16 --batch 1 --tokenizer "
+            "test/reference/tokenizer/tokenizer.bin --val %s/text --val-batches 100 --steps 0 "
+            "--ranks 2",
+            folder, folder);
+    assert_int_equal(o.status, 0);
+    loss = number_after(o.out, "validation loss ");
+    bits = number_after(strstr(o.out, "validation loss"), "(");
+    double tokens = number_after(o.out, "validation       "),
+           bytes = (double)strlen(read_file("test/reference/small/train.txt"));
+    if (!(fabs(bits / (loss / log(2) * tokens / bytes) - 1) < 0.02))
+        fail_msg("%g tokens of %g bytes: %s", tokens, bytes, o.out);
 }
 
 static void a_checkpoint_is_evaluated_by_any_number_of_ranks(void **) {
