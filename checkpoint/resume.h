@@ -93,6 +93,10 @@ static inline const char *resume_value(const CheckpointIndex *x, const Option *r
     return json_string_value(json_object_get(x->options, option_name(row).text));
 }
 
+static inline bool resume_is_data(const Option *row) {
+    return row == option_find("train") || row == option_find("val") || row == option_find("eval");
+}
+
 // Puts the checkpoint's options before those of the command line; without a step to make, its data
 // are not needed. Their texts stay the index's.
 static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, char **argv) {
@@ -101,9 +105,8 @@ static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, 
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         const char *value = resume_value(x, row);
-        bool data =
-            row == option_find("train") || row == option_find("val") || row == option_find("eval");
-        if (value && (trains || !data)) option_set_or_die(o, row, value, "index.json: ");
+        if (value && (trains || !resume_is_data(row)))
+            option_set_or_die(o, row, value, "index.json: ");
     }
     options_command_line(o, argc, argv);
 }
@@ -114,8 +117,7 @@ static inline void resume_print_differences(const Options *o, const CheckpointIn
         const Option *row = &option_table[i];
         const char *before = resume_value(x, row);
         char now[PATH_BYTES];
-        bool of_steps = row == option_find("steps") || row == option_find("train") ||
-                        row == option_find("val") || row == option_find("eval");
+        bool of_steps = row == option_find("steps") || resume_is_data(row);
         if (!before || (o->steps == 0 && of_steps)) continue;
         option_print_value(o, row, now, sizeof now);
         if (!strcmp(before, now)) continue;

@@ -27,14 +27,19 @@ static void adamw_blocks(float *p, const float *g, Moment *m, Moment *v, size_t 
                                   first + at, f);
 }
 
+static AdamWConfig adamw_config_of(const AdamWPiece *piece, const AdamWConfig *c) {
+    AdamWConfig config = *c;
+    if (!piece->decays) config.weight_decay = 0;
+    return config;
+}
+
 template <class Moment, class Real>
 static void adamw_pieces(float *p, const float *g, void *moment1, void *moment2,
                          const AdamWPieces *pieces, const double sums[3], const AdamWConfig *c) {
     Moment *m = (Moment *)moment1, *v = (Moment *)moment2;
     for (int i = 0; i < pieces->count; i++) {
         const AdamWPiece *t = &pieces->piece[i];
-        AdamWConfig config = *c;
-        if (!t->decays) config.weight_decay = 0;
+        const AdamWConfig config = adamw_config_of(t, c);
         adamw_blocks<Moment, Real>(p + t->at, g + t->at, m + t->at, v + t->at, t->n, t->first, sums,
                                    &config);
     }
@@ -73,8 +78,7 @@ static void adamw_changes_of_pieces(float *change, const float *p, const void *m
                                     const AdamWConfig *c) {
     for (int i = 0; i < pieces->count; i++) {
         const AdamWPiece *t = &pieces->piece[i];
-        AdamWConfig config = *c;
-        if (!t->decays) config.weight_decay = 0;
+        const AdamWConfig config = adamw_config_of(t, c);
         adamw_changes<Moment, Real>(change + t->at, p + t->at, (const Moment *)m + t->at,
                                     (const Moment *)v + t->at, t->n, sums, &config);
     }
