@@ -5,7 +5,7 @@
 #   dev/bench_checkpoint.sh [--rounds N] [--model MODEL] [--folder FOLDER]
 #   default: 3 rounds, gpt2:d12 (1.5 GB a checkpoint), build/bench; TRAIN=./train_gpt is the program
 #
-# Goals: a save costs the loop at most one copy of the state in memory (a read of as many bytes from /dev/shm);
+# Goals: a save costs the loop at most one copy of the state in memory (dd from file to file in /dev/shm);
 # writing and loading reach 80 % of dd's rate. Files are out of the page cache before they are read. The loop computes
 # with one thread and wants a second core for the writing.
 set -euo pipefail
@@ -23,7 +23,7 @@ while [ $# -gt 0 ]; do
 done
 mkdir -p "$work"
 work=$(mktemp -d "$work/checkpoint.XXXXXX")
-trap 'rm -rf "$work" /dev/shm/bench_checkpoint.$$' EXIT
+trap 'rm -rf "$work" /dev/shm/bench_checkpoint.$$.*' EXIT
 train=${TRAIN:-./train_gpt}
 [ -n "${TRAIN:-}" ] || make -s DEVICE=cpu >/dev/null
 dev/random_shard.sh 50257 "$work/tokens.bin"
@@ -75,14 +75,16 @@ load_dd() {
 
 copy_in_memory() {
     local t && t=$(now)
-    dd if=/dev/shm/bench_checkpoint.$$ of=/dev/null bs=4M status=none
+    dd if=/dev/shm/bench_checkpoint.$$.from of=/dev/shm/bench_checkpoint.$$.to conv=notrunc bs=1M status=none
     since "$t" >>"$work/copy"
 }
 
 write_checkpoint
 bytes=$(cat "$work"/run/checkpoints/*/* | wc -c)
 rm "$work/write"
-dd if=/dev/zero of=/dev/shm/bench_checkpoint.$$ bs=4M count="$bytes" iflag=count_bytes status=none
+for f in from to; do
+    dd if=/dev/zero of=/dev/shm/bench_checkpoint.$$.$f bs=4M count="$bytes" iflag=count_bytes status=none
+done
 for ((i = 0; i < rounds; i++)); do
     loop none
     loop every5 --checkpoint-every 5 # two saves, of which the last is under way at the end

@@ -7,7 +7,8 @@ FUZZERS = safetensors hf_config model_bin tokenizer shard index options
 FUZZ_TIME ?= 600
 F = build/fuzz
 FUZZ_CXX = clang++
-FUZZ_FLAGS = -std=c++17 -O1 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined -DDEVICE_CPU -I.
+FUZZ_FLAGS = -std=c++17 -O2 -g -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=undefined \
+	-fsanitize-coverage-ignorelist=test/fuzz/uncovered.txt -DDEVICE_CPU -I.
 REFERENCE = test/reference
 FUZZ_ALSO_safetensors = $(REFERENCE)/hugging_face/bf16 $(REFERENCE)/hugging_face/fp16
 FUZZ_ALSO_hf_config = $(REFERENCE)/hugging_face/fp32
@@ -15,7 +16,7 @@ FUZZ_ALSO_hf_config = $(REFERENCE)/hugging_face/fp32
 .PHONY: fuzz fuzz-check fuzz-build
 fuzz-build: $(FUZZERS:%=$(F)/fuzz_%)
 
-$(F)/fuzz_%: test/fuzz/fuzz_%.cpp test/fuzz/fuzz.h $(HEADERS) | $(F)
+$(F)/fuzz_%: test/fuzz/fuzz_%.cpp test/fuzz/fuzz.h test/fuzz/uncovered.txt $(HEADERS) | $(F)
 	$(FUZZ_CXX) $(FUZZ_FLAGS) $< -o $@ -ljansson -lpcre2-8 -lpthread
 
 $(F):

@@ -2,6 +2,8 @@
 // and which may go, damaged files, checksums of parts, outliers. Whole runs are test_resume.cpp's.
 #pragma GCC diagnostic ignored "-Wunused-function"  // ranks.h: nothing is started here
 
+#include <float.h>
+
 #include "../checkpoint/load.h"
 #include "../checkpoint/save.h"
 #include "death.h"
@@ -337,6 +339,21 @@ static void a_checkpoint_cut_at_any_length_is_refused(void **) {
     assert_int_equal(load_small_model(""), 0);
 }
 
+static void the_first_element_that_is_not_finite_is_found(void **) {
+    enum { N = 3000 };
+    const float odd[] = {NAN, -NAN, INFINITY, -INFINITY};
+    float x[N];
+    for (int i = 0; i < N; i++) x[i] = i % 3 == 0 ? FLT_MAX : i % 3 == 1 ? -FLT_MAX : 1e-45f;
+    assert_int_equal(finite_elements(x, N), N);
+    for (int at = 0; at < N; at += 7) {
+        float before = x[at];
+        x[at] = odd[at % 4];
+        assert_int_equal(finite_elements(x, N), at);
+        assert_int_equal(finite_elements(x, (size_t)at), at);
+        x[at] = before;
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_checksum_is_the_sum_of_its_parts_however_they_are_cut),
@@ -349,6 +366,7 @@ int main(void) {
         cmocka_unit_test(a_run_that_goes_back_leaves_later_checkpoints_under_other_names),
         cmocka_unit_test(every_flipped_byte_of_a_checkpoint_is_refused),
         cmocka_unit_test(a_checkpoint_cut_at_any_length_is_refused),
+        cmocka_unit_test(the_first_element_that_is_not_finite_is_found),
     };
     return run_in_folder(tests);
 }
