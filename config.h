@@ -21,6 +21,7 @@ typedef struct {
     bool bf16_grads;   // gradient shards are bf16
     MomentType moments;
     int gather_slots, grad_slots, prefetch;
+    int nccl_ctas;      // of a collective, at most; 0: as NCCL chooses
     int micro_steps;    // per optimizer step
     bool audit;         // gradients are checksummed now and then, see Fsdp.audit
     bool forward_only;  // nothing is trained: no gradients, no moments

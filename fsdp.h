@@ -257,13 +257,23 @@ static void plan_units(Fsdp *f, size_t *whole, size_t *largest, size_t *second) 
     }
 }
 
+// Gradients go to other ranks: from their slots, from the sums of micro-steps, or as bf16.
+static bool grads_travel(const Fsdp *f) {
+    return f->c.ordered ? f->c.world > 1 : f->c.K > 1;
+}
+
 static void plan_slot_buffers(Fsdp *f, Buffers *b) {
+    int gathers = b->count;
     for (int i = 0; i < f->ngather; i++)
         buffers_add(b, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes,
                     "gather slot %d", i);
+    if (f->c.K > 1) buffers_travel(b, gathers, BUFFER_GATHERED);
+    int grads = b->count;
     for (int i = 0; i < f->ngrad; i++)
         buffers_add(b, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes,
                     "gradient slot %d", i);
+    if (grads_travel(f) && !f->c.local && !f->c.bf16_reduce)
+        buffers_travel(b, grads, BUFFER_REDUCED);
 }
 
 static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
@@ -272,9 +282,13 @@ static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
     f->exchange_part =
         largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
     size_t n = f->exchange_part * (size_t)c->world;
+    int first = b->count;
     buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
-    if (c->bf16_reduce)
+    if (c->bf16_reduce) {
+        first = b->count;  // what arrives is bf16
         buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
+    }
+    buffers_travel(b, first, BUFFER_REDUCED);
 }
 
 // What gradients need besides their slots. Elements: of all units, of the largest, of the second
@@ -284,13 +298,17 @@ static void plan_gradient_buffers(Fsdp *f, size_t whole, size_t largest, size_t 
     const FsdpConfig *c = &f->c;
     size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
+    int first = b->count;
     if (c->local)
         buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
+    if (grads_travel(f) && !c->bf16_reduce) buffers_travel(b, first, BUFFER_REDUCED);
     if (c->bf16_grads)
         buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float),
                     "gradient shard as fp32");
+    first = b->count;
     if (c->bf16_reduce)
         buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
+    if (grads_travel(f)) buffers_travel(b, first, BUFFER_REDUCED);
     if (c->ordered && c->world > 1) plan_exchange(f, largest_slice, b);
     buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
@@ -338,12 +356,60 @@ static void create_event(Fsdp *f, cudaEvent_t *e) {
     cudaCheck(cudaEventRecord(*e, f->compute));
 }
 
+// Blocks of a stream of higher priority come first when a multiprocessor becomes free: a collective
+// does not wait for the end of a product that fills the GPU.
+static void create_streams(Fsdp *f) {
+    int lowest, highest;
+    cudaCheck(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
+    cudaCheck(cudaStreamCreateWithPriority(&f->compute, cudaStreamNonBlocking, lowest));
+    cudaCheck(cudaStreamCreateWithPriority(&f->gather, cudaStreamNonBlocking, highest));
+    cudaCheck(cudaStreamCreateWithPriority(&f->reduce, cudaStreamNonBlocking, highest));
+}
+
+// Makes the communicators that the strategy uses: each takes hundreds of MiB of a GPU. One that is
+// split off inherits its parent's configuration.
+static void create_communicators(Fsdp *f, ncclUniqueId id) {
+    const FsdpConfig *c = &f->c;
+    ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+    if (c->nccl_ctas) config.maxCTAs = c->nccl_ctas;
+    ncclCheck(ncclCommInitRankConfig(&f->world_comm, c->world, id, c->rank, &config));
+    if (c->K > 1)
+        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
+    if (!c->ordered)
+        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
+    if (!c->ordered && f->replicas > 1)
+        ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
+}
+
+static ncclComm_t moved_by(const Fsdp *f, const Buffer *row) {
+    return row->travel == BUFFER_GATHERED ? f->gather_comm
+           : row->travel == BUFFER_STAYS  ? NULL
+           : f->c.ordered                 ? f->world_comm
+                                          : f->reduce_comm;
+}
+
+// From registered memory of ncclMemAlloc a collective sends without copies, on fewer
+// multiprocessors. NCCL's user guide, "User Buffer Registration", asks that all ranks register both
+// the source and the destination, and that the whole unit begins at the same offset on all of them:
+// here it is 0, the start of its slot. (NCCL_LOCAL_REGISTER=0 switches it off.)
+static void register_buffers(Fsdp *f, Buffers *b) {
+    for (int i = 0; i < b->count; i++) {
+        Buffer *row = &b->rows[i];
+        ncclComm_t comm = moved_by(f, row);
+        if (comm) ncclCheck(ncclCommRegister(comm, *row->pointer, row->bytes, &row->registered));
+    }
+}
+
+static void deregister_buffers(Fsdp *f, const Buffers *b) {
+    for (int i = 0; i < b->count; i++) {
+        ncclComm_t comm = moved_by(f, &b->rows[i]);
+        if (comm) ncclCheck(ncclCommDeregister(comm, b->rows[i].registered));
+    }
+}
+
 // The buffers of the table are allocated by now. id: the same on all ranks.
-static void fsdp_start(Fsdp *f, ncclUniqueId id) {
-    FsdpConfig *c = &f->c;
-    cudaCheck(cudaStreamCreateWithFlags(&f->compute, cudaStreamNonBlocking));
-    cudaCheck(cudaStreamCreateWithFlags(&f->gather, cudaStreamNonBlocking));
-    cudaCheck(cudaStreamCreateWithFlags(&f->reduce, cudaStreamNonBlocking));
+static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
+    create_streams(f);
     create_event(f, &f->step_done);
     f->waits = (FsdpWait *)malloc_check(FSDP_TIMED_WAITS * sizeof(FsdpWait));
     for (int i = 0; i < FSDP_TIMED_WAITS; i++) {
@@ -357,14 +423,8 @@ static void fsdp_start(Fsdp *f, ncclUniqueId id) {
         create_event(f, &s->ready), create_event(f, &s->freed);
     }
     collective_begins("start", "the communicators");
-    ncclCheck(ncclCommInitRank(&f->world_comm, c->world, id, c->rank));
-    // Only those that the strategy uses: each takes hundreds of MiB of a GPU.
-    if (c->K > 1)
-        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
-    if (!c->ordered)
-        ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
-    if (!c->ordered && f->replicas > 1)
-        ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
+    create_communicators(f, id);
+    register_buffers(f, b);
     __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
 }
 
@@ -410,10 +470,11 @@ static void fsdp_give_up(const Fsdp *f) {
         if (comms[i].comm) ncclCommAbort(comms[i].comm);
 }
 
-static void fsdp_finish(Fsdp *f) {
+static void fsdp_finish(Fsdp *f, const Buffers *b) {
     FsdpComm comms[FSDP_COMMS];
     fsdp_comms(f, comms);
     cudaCheck(cudaDeviceSynchronize());
+    deregister_buffers(f, b);
     for (int i = 0; i < FSDP_COMMS; i++)
         if (comms[i].comm) ncclCheck(ncclCommDestroy(comms[i].comm));
     for (int i = 0; i < f->nunits; i++) {

@@ -792,17 +792,32 @@ static Gpt *gpt_create(const GptConfig *config) {
     return g;
 }
 
+// What collectives move is NCCL's memory (see register_buffers). Returns what is wrong, or NULL.
+static const char *allocate_row(const Buffer *row) {
+    if (row->travel != BUFFER_STAYS) {
+        ncclResult_t e = ncclMemAlloc(row->pointer, row->bytes);
+        return e == ncclSuccess ? NULL : ncclGetErrorString(e);
+    }
+    cudaError_t e = buffer_on_host(row) ? cudaMallocHost(row->pointer, row->bytes)
+                                        : cudaMalloc(row->pointer, row->bytes);
+    return e == cudaSuccess ? NULL : cudaGetErrorString(e);
+}
+
+static void free_row(const Buffer *row) {
+    if (row->travel != BUFFER_STAYS)
+        ncclCheck(ncclMemFree(*row->pointer));
+    else
+        cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
+}
+
 static void allocate(const Buffers *b) {
     for (int i = 0; i < b->count; i++) {
         const Buffer *row = &b->rows[i];
-        bool host = buffer_on_host(row);
-        cudaError_t e =
-            host ? cudaMallocHost(row->pointer, row->bytes) : cudaMalloc(row->pointer, row->bytes);
-        if (e != cudaSuccess)
+        const char *wrong = allocate_row(row);
+        if (wrong)
             die("cannot allocate %s (%.1f MiB): %s; all buffers need %.1f MiB", row->name,
-                (double)row->bytes / 1048576.0, cudaGetErrorString(e),
-                (double)buffers_bytes(b, NULL) / 1048576.0);
-        if (host)
+                (double)row->bytes / 1048576.0, wrong, (double)buffers_bytes(b, NULL) / 1048576.0);
+        if (buffer_on_host(row))
             memset(*row->pointer, 0, row->bytes);
         else
             cudaCheck(cudaMemset(*row->pointer, 0, row->bytes));
@@ -813,7 +828,7 @@ static void gpt_start(Gpt *g, ncclUniqueId id) {
     const GptConfig *c = &g->c;
     allocate(&g->buffers);
     share_acts(g);
-    fsdp_start(&g->f, id);
+    fsdp_start(&g->f, &g->buffers, id);
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
     ops_init(&dims, g->workspace, g->workspace_bytes, g->f.compute);
     cudaCheck(cudaDeviceSynchronize());
@@ -839,12 +854,9 @@ static void gpt_forget(Gpt *g) {
 }
 
 static void gpt_finish(Gpt *g) {
-    fsdp_finish(&g->f);
+    fsdp_finish(&g->f, &g->buffers);
     ops_destroy();
-    for (int i = 0; i < g->buffers.count; i++) {
-        const Buffer *row = &g->buffers.rows[i];
-        cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
-    }
+    for (int i = 0; i < g->buffers.count; i++) free_row(&g->buffers.rows[i]);
     gpt_forget(g);
 }
 

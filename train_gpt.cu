@@ -285,6 +285,10 @@ static void check_own_gpu(Run *r, int device) {
 #endif
 
 static void start_device(Run *r) {
+#ifdef DEVICE_CPU
+    if (r->o.nccl_ctas)
+        die_all("--nccl-ctas %d: there are no thread blocks on CPUs; leave it out", r->o.nccl_ctas);
+#endif
     int devices = 0;
     cudaError_t e = cudaGetDeviceCount(&devices);
     if (e != cudaSuccess || devices == 0)

@@ -258,7 +258,7 @@ static void exchange_small(ncclComm *c, const void *mine, void *all, size_t byte
 }
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
-    // The number of ranks is not known yet: rank 0 sizes the file in ncclCommInitRank.
+    // The number of ranks is not known yet: rank 0 sizes the file in ncclCommInitRankConfig.
     memset(id, 0, sizeof *id);
     const FileAddress at = shared_create();
     memcpy(id->internal, &at, sizeof at);
@@ -347,7 +347,9 @@ static void attach_here(ncclComm *c, FileAddress at) {
     c->inbound.resize((size_t)c->size);
 }
 
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank) {
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config) {
+    (void)config;
     ncclComm *c = new ncclComm();
     c->rank = rank, c->size = nranks;
     *comm = c;

@@ -21,10 +21,18 @@ typedef struct {
     char internal[128];
 } ncclUniqueId;
 
+// Of a configuration nothing applies to CPUs.
+typedef struct {
+    int maxCTAs;
+} ncclConfig_t;
+#define NCCL_CONFIG_INITIALIZER                                                                    \
+    { 0 }
+
 #define NCCL_SPLIT_NOCOLOR -1
 
 ncclResult_t ncclGetUniqueId(ncclUniqueId *id);
-ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank);
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId id, int rank,
+                                    ncclConfig_t *config);
 // config must be NULL.
 ncclResult_t ncclCommSplit(ncclComm_t comm, int color, int key, ncclComm_t *split, void *config);
 ncclResult_t ncclCommDestroy(ncclComm_t comm);
@@ -33,6 +41,21 @@ const char *ncclGetErrorString(ncclResult_t result);
 ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 const char *ncclGetLastError(ncclComm_t comm);
+
+// Memory as from cudaMalloc; to register it changes nothing.
+static inline ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) {
+    return cudaMalloc(ptr, bytes) == cudaSuccess ? ncclSuccess : ncclSystemError;
+}
+static inline ncclResult_t ncclMemFree(void *ptr) {
+    return cudaFree(ptr) == cudaSuccess ? ncclSuccess : ncclSystemError;
+}
+static inline ncclResult_t ncclCommRegister(ncclComm_t, void *buffer, size_t, void **handle) {
+    *handle = buffer;
+    return ncclSuccess;
+}
+static inline ncclResult_t ncclCommDeregister(ncclComm_t, void *) {
+    return ncclSuccess;
+}
 
 // In place as in NCCL: AllGather with send == recv + rank*count elements, ReduceScatter with
 // recv == send + rank*count elements, AllReduce with send == recv.

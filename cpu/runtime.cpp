@@ -145,7 +145,13 @@ cudaError_t cudaMemsetAsync(void *ptr, int value, size_t bytes, cudaStream_t) {
     return cudaMemset(ptr, value, bytes);
 }
 
-cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned flags) {
+cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned flags, int priority) {
+    (void)priority;
     *stream = (cudaStream_t)malloc(sizeof **stream);
     if (!*stream) return cudaErrorMemoryAllocation;
     (*stream)->flags = flags;

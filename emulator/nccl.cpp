@@ -10,8 +10,10 @@
 #include <atomic>
 #include <cstdio>
 #include <fcntl.h>
+#include <map>
 #include <memory>
 #include <nccl.h>
+#include <set>
 #include <signal.h>
 #include <sys/mman.h>
 #include <unistd.h>
@@ -30,9 +32,11 @@ const char *const KIND_NAME[] = {"AllGather", "ReduceScatter", "AllReduce", "Bro
 struct Signature {
     int kind, type, reduction, root;
     size_t count;
+    long
+        at;  // of all ranks' data within its registered buffer, see ncclComm::offset; -1: it is not
     bool operator==(const Signature &o) const {
         return kind == o.kind && type == o.type && reduction == o.reduction && root == o.root &&
-               count == o.count;
+               count == o.count && at == o.at;
     }
 };
 struct RankSlot {
@@ -73,6 +77,16 @@ struct ncclComm {
     bool aborted = false;
     emu::Token last;  // operations of one communicator run in the order of their calls
     size_t mapped;
+    std::map<const char *, size_t> registered;  // buffers, with their bytes
+
+    // Of p within the registered buffer that holds it, -1: none does.
+    long offset(const void *p) const {
+        auto after = registered.upper_bound((const char *)p);
+        if (after == registered.begin()) return -1;
+        --after;
+        long at = (const char *)p - after->first;
+        return at < (long)after->second ? at : -1;
+    }
 
     char *stage(int r) const {
         return (char *)shared + emu::HEADER_BYTES + (size_t)r * emu::STAGE_BYTES;
@@ -97,6 +111,7 @@ ncclResult_t failure(const char *function, int code) {
     return (ncclResult_t)error;
 }
 
+std::set<void *> nccl_memory;  // of ncclMemAlloc
 std::vector<ncclComm *> communicators;
 int communicators_made;
 
@@ -110,7 +125,8 @@ size_t type_bytes(int type) {
     return type >= 0 && type < 10 ? BYTES[type] : 0;
 }
 std::string describe(const Signature &s) {
-    return text("%s of %zu %s", KIND_NAME[s.kind], s.count, type_name(s.type));
+    std::string out = text("%s of %zu %s", KIND_NAME[s.kind], s.count, type_name(s.type));
+    return s.at < 0 ? out : out + text(" at byte %ld of registered memory", s.at);
 }
 
 bool has_ended(const RankSlot &slot) {
@@ -467,6 +483,14 @@ ncclResult_t add(const Call &call) {
     return ncclSuccess;
 }
 
+// Memory of ncclMemAlloc is there to be registered; a communicator that does not know it copies.
+void expect_registered(const char *function, const ncclComm *comm, const void *p) {
+    const Allocation *a = find_allocation(p);
+    if (a && nccl_memory.count((void *)a->begin) && comm->offset(p) < 0)
+        fatal("%s: memory of ncclMemAlloc that is not registered with communicator %d", function,
+              comm->number);
+}
+
 ncclResult_t collective(const char *function, Kind kind, const void *in, void *out, size_t count,
                         ncclDataType_t type, int reduction, int root, ncclComm *comm,
                         cudaStream_t stream) {
@@ -484,7 +508,10 @@ ncclResult_t collective(const char *function, Kind kind, const void *in, void *o
     call.comm = comm;
     call.stream = stream;
     call.collective = true;
-    call.signature = {kind, type, reduction, root, count};
+    expect_registered(function, comm, in), expect_registered(function, comm, out);
+    const long from = comm->offset(in), to = comm->offset(out);
+    call.signature = {kind, type,  reduction,
+                      root, count, from < 0 || to < 0 ? -1 : kind == ALL_GATHER ? to : from};
     call.in = in;
     call.out = out;
     return add(call);
@@ -496,6 +523,7 @@ ncclResult_t message(const char *function, bool send, void *buffer, size_t count
     if (alone()) return ncclSuccess;
     if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks)
         return ncclInvalidArgument;
+    expect_registered(function, comm, buffer);
     Call call{};
     call.comm = comm;
     call.stream = stream;
@@ -558,6 +586,13 @@ ncclResult_t ncclGetUniqueId(ncclUniqueId *id) {
     memset(id, 0, sizeof *id);
     memcpy(id, &u, sizeof u);
     return ncclSuccess;
+}
+ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int ranks, ncclUniqueId id, int r,
+                                    ncclConfig_t *config) {
+    const ncclConfig_t fresh = NCCL_CONFIG_INITIALIZER;
+    if (config->magic != fresh.magic || (config->maxCTAs != fresh.maxCTAs && config->maxCTAs < 1))
+        return ncclInvalidArgument;
+    return ncclCommInitRank(comm, ranks, id, r);
 }
 ncclResult_t ncclCommInitRank(ncclComm_t *comm, int ranks, ncclUniqueId id, int r) {
     MAY_FAIL(ncclSystemError);
@@ -624,6 +659,9 @@ static void forget(ncclComm *comm) {
 ncclResult_t ncclCommDestroy(ncclComm_t comm) {
     MAY_FAIL(ncclSystemError);
     if (!comm) return ncclInvalidArgument;
+    if (!comm->registered.empty())
+        fatal("ncclCommDestroy of communicator %d: memory is still registered with it",
+              comm->number);
     wait_for(comm->last);
     forget(comm);
     munmap(comm->shared, comm->mapped);
@@ -656,6 +694,34 @@ ncclResult_t ncclCommCount(const ncclComm_t comm, int *ranks) {
 ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *r) {
     *r = comm->rank;
     return ncclSuccess;
+}
+
+// ---- memory: NCCL's own, from which registered collectives need no copies ----------------------
+ncclResult_t ncclMemAlloc(void **p, size_t bytes) {
+    MAY_FAIL(ncclUnhandledCudaError);
+    if (cudaMalloc(p, bytes) != cudaSuccess) return ncclUnhandledCudaError;
+    nccl_memory.insert(*p);
+    return ncclSuccess;
+}
+ncclResult_t ncclMemFree(void *p) {
+    MAY_FAIL(ncclUnhandledCudaError);
+    for (const ncclComm *c : communicators)
+        if (c->offset(p) >= 0)
+            fatal("ncclMemFree of memory that is registered with a communicator");
+    if (!nccl_memory.erase(p)) fatal("ncclMemFree of memory that is not of ncclMemAlloc");
+    return cudaFree(p) == cudaSuccess ? ncclSuccess : ncclUnhandledCudaError;
+}
+ncclResult_t ncclCommRegister(const ncclComm_t comm, void *buffer, size_t bytes, void **handle) {
+    MAY_FAIL(ncclSystemError);
+    if (!comm || !buffer || !bytes) return ncclInvalidArgument;
+    if (!nccl_memory.count(buffer)) fatal("ncclCommRegister of memory that is not of ncclMemAlloc");
+    comm->registered[(const char *)buffer] = bytes;
+    *handle = buffer;
+    return ncclSuccess;
+}
+ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle) {
+    MAY_FAIL(ncclSystemError);
+    return comm && comm->registered.erase((const char *)handle) ? ncclSuccess : ncclInvalidArgument;
 }
 
 ncclResult_t ncclGroupStart() {

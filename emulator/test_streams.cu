@@ -445,6 +445,49 @@ static void collectives_with_different_counts_are_a_mismatch(void **) {
         });
     });
 }
+// The user guide asks for it, for NVLink SHARP.
+static void registered_memory_is_the_same_part_of_it_on_all_ranks(void **) {
+    enum Case { SAME, SHIFTED, UNKNOWN };
+    for (Case c : {SAME, SHIFTED, UNKNOWN}) {
+        auto run = [c] {
+            run_ranks(2, [c](int r, const ncclUniqueId &id) {
+                ncclComm_t comm;
+                ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+                config.maxCTAs = 8;
+                CHECK(ncclCommInitRankConfig(&comm, 2, id, r, &config));
+                void *x = nullptr, *handle = nullptr;
+                CHECK(ncclMemAlloc(&x, 128));
+                CHECK(cudaMemset(x, 0, 128));
+                if (c != UNKNOWN) CHECK(ncclCommRegister(comm, x, 128, &handle));
+                float *p = (float *)x + (c == SHIFTED ? 16 * r : 0);
+                CHECK(ncclAllReduce(p, p, 16, ncclFloat, ncclSum, comm, nullptr));
+                CHECK(cudaDeviceSynchronize());
+                CHECK(ncclCommDeregister(comm, handle));
+                CHECK(ncclCommDestroy(comm));
+                CHECK(ncclMemFree(x));
+            });
+        };
+        if (c == SAME)
+            expect_silent(run);
+        else
+            expect_report(
+                c == SHIFTED ? "collective mismatch|AllReduce of 16 float32 at byte 0 of registered"
+                             : "memory of ncclMemAlloc that is not registered with communicator 0",
+                run);
+    }
+}
+static void registered_memory_that_is_freed_is_reported(void **) {
+    expect_report("ncclMemFree of memory that is registered with a communicator", [] {
+        run_ranks(2, [](int r, const ncclUniqueId &id) {
+            ncclComm_t comm;
+            CHECK(ncclCommInitRank(&comm, 2, id, r));
+            void *x = nullptr, *handle = nullptr;
+            CHECK(ncclMemAlloc(&x, 64));
+            CHECK(ncclCommRegister(comm, x, 64, &handle));
+            CHECK(ncclMemFree(x));
+        });
+    });
+}
 static void buffers_that_overlap_but_not_in_place_are_reported(void **) {
     expect_report("overlap, but not as in-place operation asks", [] {
         run_ranks(2, [](int r, const ncclUniqueId &id) {
@@ -608,6 +651,8 @@ int main(void) {
         cmocka_unit_test(grouped_sends_and_receives_cross),
         cmocka_unit_test(sends_without_a_group_that_cross_are_a_stall),
         cmocka_unit_test(collectives_with_different_counts_are_a_mismatch),
+        cmocka_unit_test(registered_memory_is_the_same_part_of_it_on_all_ranks),
+        cmocka_unit_test(registered_memory_that_is_freed_is_reported),
         cmocka_unit_test(buffers_that_overlap_but_not_in_place_are_reported),
         cmocka_unit_test(a_collective_past_the_end_of_its_buffer_is_reported),
         cmocka_unit_test(two_ranks_on_one_device_are_refused),

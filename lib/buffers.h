@@ -7,11 +7,16 @@
 
 #define BUFFERS_MAX (1 << 17)  // --recompute layer has room for as many blocks as a model may have
 
+// What collectives do with it.
+typedef enum { BUFFER_STAYS, BUFFER_GATHERED, BUFFER_REDUCED } BufferTravel;
+
 typedef struct {
     char name[40];
     const char *owner;  // state, gather, gradient, activations, host: groups of the printed table
     size_t bytes;
     void **pointer;  // where its address goes
+    BufferTravel travel;
+    void *registered;  // with the communicator that moves it
 } Buffer;
 
 #define BUFFER_HOST "host"  // owner of what lies in pinned host memory, not on the device
@@ -34,6 +39,7 @@ buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const ch
                 "one for each block, or fewer blocks",
                 b->blocks, BUFFERS_MAX);
     Buffer *row = &b->rows[b->count++];
+    *row = (Buffer){};
     va_list args;
     va_start(args, name);
     vsnprintf(row->name, sizeof row->name, name, args);
@@ -41,6 +47,11 @@ buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const ch
     row->owner = owner;
     row->bytes = bytes;
     row->pointer = (void **)pointer;
+}
+
+// Of the rows from `first` on.
+static inline void buffers_travel(Buffers *b, int first, BufferTravel travel) {
+    for (int i = first; i < b->count; i++) b->rows[i].travel = travel;
 }
 
 // owner NULL: all.

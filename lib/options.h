@@ -88,6 +88,7 @@ CHOICE(unit,            "",  "layer", "matrix|half|layer|layers:K",     "what tr
 INT   (gather_buffers,  "",  "2",   1, 64,                              "units whose gathered parameters are held at a time") \
 INT   (grad_buffers,    "",  "2",   1, 2,                               "units whose full gradients are held at a time") \
 INT   (prefetch,        "",  "-1",  -1, 63,                             "units that are gathered ahead of their use; -1: as many as the buffers allow") \
+INT   (nccl_ctas,       "",  "0",   0, 32,                              "thread blocks of a GPU that a collective may take; 0: as NCCL chooses") \
 CHOICE(recompute,       "r", "none", "none=0|gelu=1|norm=2|layer|every:K", "what the backward computes again instead of keeping: GELU, also LayerNorm, whole blocks, K blocks at a time") \
 CHOICE(accumulate,      "",  "shard", "shard|local",                    "micro-steps add to the reduced shard, or locally to full gradients that are reduced once") \
 GROUP("Numbers") \

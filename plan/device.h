@@ -91,7 +91,12 @@ static inline cudaError_t cudaMemcpyAsync(void *, const void *, size_t bytes, cu
     return cudaSuccess;
 }
 
-static inline cudaError_t cudaStreamCreateWithFlags(cudaStream_t *stream, unsigned) {
+static inline cudaError_t cudaDeviceGetStreamPriorityRange(int *least, int *greatest) {
+    *least = *greatest = 0;
+    return cudaSuccess;
+}
+
+static inline cudaError_t cudaStreamCreateWithPriority(cudaStream_t *stream, unsigned, int) {
     *stream = (cudaStream_t)malloc(sizeof **stream);
     if (!*stream) die("out of memory for a stream of the plan");
     (*stream)->index = sim_stream(&plan_device.sim);
@@ -196,8 +201,33 @@ static inline ncclComm_t plan_comm(int ranks, bool neighbours) {
     return c;
 }
 
-static inline ncclResult_t ncclCommInitRank(ncclComm_t *comm, int nranks, ncclUniqueId, int) {
+typedef struct {
+    int maxCTAs;
+} ncclConfig_t;
+#define NCCL_CONFIG_INITIALIZER                                                                    \
+    { 0 }
+
+static inline ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId, int,
+                                                  ncclConfig_t *) {
     *comm = plan_comm(nranks, true);
+    return ncclSuccess;
+}
+
+static inline ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) {
+    cudaMalloc(ptr, bytes);
+    return ncclSuccess;
+}
+
+static inline ncclResult_t ncclMemFree(void *) {
+    return ncclSuccess;
+}
+
+static inline ncclResult_t ncclCommRegister(ncclComm_t, void *buffer, size_t, void **handle) {
+    *handle = buffer;
+    return ncclSuccess;
+}
+
+static inline ncclResult_t ncclCommDeregister(ncclComm_t, void *) {
     return ncclSuccess;
 }
 

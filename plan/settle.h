@@ -96,6 +96,7 @@ static inline bool settle_sharding(GptConfig *c, const Options *o, Place p, Conf
                                           : MOMENTS_FP32;
     f->gather_slots = o->gather_buffers;
     f->grad_slots = o->grad_buffers;
+    f->nccl_ctas = o->nccl_ctas;
     f->prefetch = o->prefetch < 0 ? o->gather_buffers - 1 : o->prefetch;
     f->forward_only = only_forward(o);
     f->audit = o->audit_every > 0 && !f->forward_only;

@@ -99,7 +99,7 @@ static void a_gpu_computes_in_bf16_unless_told_and_in_tf32_if_told(void **) {
 
 static void the_race_build_finds_nothing(void **) {
     static const char *const options[] = {
-        "", "--precision bf16 --unit half --recompute every:2 --tokens-per-step 64",
+        "", "--precision bf16 --unit half --recompute every:2 --tokens-per-step 64 --nccl-ctas 4",
         "--shard none --reduce fast"};
     for (const char *o : options) {
         static Outcome found;
@@ -196,6 +196,8 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     static Outcome found;
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
+    found = run("EMU_FAIL=ncclMemAlloc:1 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
+    if (!strstr(found.err, "cannot allocate gather slot 0")) fail_msg("found: %s", found.err);
     found = run("EMU_DEVICES=1 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
     if (found.status == 0 || !strstr(found.err, "ranks 0 and 1 share the GPU 0000:00:00.0"))
         fail_msg("exit code %d: %s", found.status, found.err);

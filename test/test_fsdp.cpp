@@ -46,9 +46,10 @@ static GptConfig config_of(const Case *c, int rank) {
     g.B = 2, g.T = 7, g.logits_rows = 5;
     g.unit = c->unit, g.unit_k = c->unit_k;
     g.recompute = c->recompute, g.recompute_k = c->recompute_k;
-    FsdpConfig f = {rank,          c->world,       c->K,           c->ordered, c->resident,
-                    c->local,      c->bf16_reduce, c->bf16_grads,  c->moments, c->gather_slots,
-                    c->grad_slots, c->prefetch,    c->micro_steps, false,      false};
+    FsdpConfig f = {rank,        c->world,        c->K,           c->ordered,
+                    c->resident, c->local,        c->bf16_reduce, c->bf16_grads,
+                    c->moments,  c->gather_slots, c->grad_slots,  c->prefetch,
+                    0,           c->micro_steps,  false,          false};
     g.fsdp = f;
     return g;
 }

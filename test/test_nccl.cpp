@@ -27,7 +27,8 @@ static int on_ranks(int n, void (*f)(ncclComm_t, int rank, int n), const char *e
             omp_set_num_threads(1);
             process.rank = rank, process.world = n;
             ncclComm_t comm;
-            ncclCommInitRank(&comm, n, id, rank);
+            ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+            ncclCommInitRankConfig(&comm, n, id, rank, &config);
             f(comm, rank, n);
             ncclCommDestroy(comm);
             _exit(0);

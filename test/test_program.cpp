@@ -39,6 +39,7 @@ static void bad_options_and_files_end_in_one_line(void **) {
         {TINY "--accumulate local", "--reduce fast"},
         {TINY "--shard partly", "--shard partly"},
         {TINY "--sample-every 1", "--tokenizer"},
+        {TINY "--nccl-ctas 4", "there are no thread blocks on CPUs"},
         {TINY "--checkpoint-every 2", "--out, which is not given"},
         {TINY "--steps 0 --trace trace.json", "no step to trace"},
         {TINY "--out README.md", "README.md: expected a folder, found a file"},
