@@ -5,7 +5,8 @@
 // from kernels/instructions.txt, both made by nvcc.
 //
 //   kernel_report SIZE [GPU...]     the step of scripts/gpt.sh's SIZE, on each GPU of plan/gpus.h
-//   kernel_report --counts          the counts of SIZE 124M, as in kernels/counters.txt
+//   kernel_report --counts          the counts of SIZE 124M, and of AdamW with other moments, as in
+//                                   kernels/counters.txt
 //   kernel_report --check FILE      fails where a count has become worse than in FILE
 //   kernel_report --lines SIZE      the counts by source line
 #include "emulator/counters.h"
@@ -51,7 +52,7 @@ typedef struct {
     std::vector<CountedLaunch> launches;
 } Step;
 
-static GptConfig step_config(const Shape *s) {
+static GptConfig step_config(const Shape *s, MomentType moments) {
     GptConfig c = {};
     c.model = model_parse(s->model);
     model_set_vocab(&c.model, 50257);
@@ -60,6 +61,7 @@ static GptConfig step_config(const Shape *s) {
     FsdpConfig *f = &c.fsdp;
     f->world = f->K = s->ranks;
     f->gather_slots = f->grad_slots = 2, f->prefetch = 1, f->micro_steps = 1;
+    f->moments = moments;
     return c;
 }
 
@@ -73,9 +75,9 @@ static void fill_tokens(int *tokens, size_t n) {
     }
 }
 
-static Step count_step(const Shape *s) {
+static Step count_step(const Shape *s, MomentType moments) {
     Step step;
-    GptConfig c = step_config(s);
+    GptConfig c = step_config(s, moments);
     ncclUniqueId id = {};
     emu::count_first_blocks(2 * (unsigned)s->T / 64);  // two heads of attention's tiles, or more
     Gpt *g = gpt_bf16.create(&c);
@@ -385,6 +387,16 @@ static const struct {
             {"barriers", emu::COUNT_barriers}};
 #define KEPT (sizeof kept / sizeof kept[0])
 
+// The step of 124M, and AdamW with the other moments, in a small one.
+static Step step_to_keep(void) {
+    const Shape small = {"", "gpt2:L=1,C=768,NH=12,T=64", 1, 64, 8, 0, RECOMPUTE_NONE};
+    Step step = count_step(shape_named("124M"), MOMENTS_FP32);
+    for (MomentType moments : {MOMENTS_FP64, MOMENTS_BF16})
+        for (const CountedLaunch &l : count_step(&small, moments).launches)
+            if (l.kernel.rfind("adamw", 0) == 0) step.launches.push_back(l);
+    return step;
+}
+
 // By kernel: launches, then the counts of all of them.
 static std::map<Text, std::vector<double>> counts_of(const Step &step) {
     std::map<Text, std::vector<double>> rows;
@@ -450,17 +462,17 @@ int main(int argc, char **argv) {
     Text first = argc > 1 ? argv[1] : "";
     setenv("EMU_MEMORY", "1e12", 1);
     if (first == "--counts" && argc == 2) {
-        print_counts(count_step(shape_named("124M")));
+        print_counts(step_to_keep());
     } else if (first == "--check" && argc == 3) {
-        int worse = check_counts(count_step(shape_named("124M")), argv[2]);
+        int worse = check_counts(step_to_keep(), argv[2]);
         if (worse) die("%d counts are worse; where that is meant: make kernel-counts", worse);
         printf("no count is worse than in %s\n", argv[2]);
     } else if (first == "--lines" && argc == 3) {
-        count_step(shape_named(argv[2]));
+        count_step(shape_named(argv[2]), MOMENTS_FP32);
         print_lines();
     } else if (argc > 1 && first[0] != '-') {
         const Shape *s = shape_named(argv[1]);
-        Step step = count_step(s);
+        Step step = count_step(s, MOMENTS_FP32);
         for (int i = 2; i < argc; i++) {
             const Gpu *gpu = gpu_named(argv[i]);
             if (!gpu) die("GPU %s: not in plan/gpus.h", argv[i]);

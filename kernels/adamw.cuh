@@ -28,7 +28,8 @@ __device__ static inline AdamWPiece adamw_piece(const AdamWPieces &pieces, size_
     return pieces.piece[i];
 }
 
-// P elements a thread; the last thread of a piece may have fewer.
+// P elements a thread, whose moments are 16 bytes or less, so that neighbouring threads read
+// neighbouring ones; the last thread of a piece may have fewer.
 template <class Moment, class Real, int P>
 __global__ static void adamw_kernel(float *p, const float *g, Moment *m, Moment *v,
                                     AdamWPieces pieces, const double *sums, AdamWFactors<Real> f) {
@@ -76,7 +77,7 @@ static void adamw_update(float *p, const float *g, void *m, void *v, AdamWPieces
         break;
     }
     case MOMENTS_FP64: {
-        auto launch = packs ? adamw_launch<double, double, 4> : adamw_launch<double, double, 1>;
+        auto launch = packs ? adamw_launch<double, double, 2> : adamw_launch<double, double, 1>;
         launch(p, g, m, v, &pieces, sums, c, stream);
         break;
     }

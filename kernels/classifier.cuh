@@ -68,15 +68,30 @@ static void classifier(floatX *logits, float *losses, const int *targets, int ro
     launchCheck();
 }
 
+#define LOSSES_THREADS 1024
+#define LOSSES_AT_ONCE 4  // loads of a thread that are on their way together
+
+// One block, P losses a load; rows is a multiple of P.
+template <int P>
 __global__ static void sum_losses_kernel(double *sum, const float *losses, int rows) {
-    __shared__ double room[CLASSIFIER_THREADS / WARP];
+    __shared__ double room[LOSSES_THREADS / WARP];
     double s = 0;
-    for (int i = (int)threadIdx.x; i < rows; i += (int)blockDim.x) s += losses[i];
+    for (int i = (int)threadIdx.x * P; i < rows; i += LOSSES_AT_ONCE * LOSSES_THREADS * P) {
+        Items<P, float> v[LOSSES_AT_ONCE] = {};
+        UNROLL for (int k = 0; k < LOSSES_AT_ONCE; k++) {
+            int at = i + k * LOSSES_THREADS * P;
+            if (at < rows) v[k] = load_items<P>(losses + at);
+        }
+        UNROLL for (int k = 0; k < LOSSES_AT_ONCE; k++) for (int j = 0; j < P; j++) s += v[k].x[j];
+    }
     s = block_sum(s, room);
     if (threadIdx.x == 0) *sum += s;
 }
 
 static void sum_losses(double *sum, const float *losses, int rows, cudaStream_t stream) {
-    sum_losses_kernel<<<1, CLASSIFIER_THREADS, 0, stream>>>(sum, losses, rows);
+    if (rows % 4 == 0 && aligned16(losses))
+        sum_losses_kernel<4><<<1, LOSSES_THREADS, 0, stream>>>(sum, losses, rows);
+    else
+        sum_losses_kernel<1><<<1, LOSSES_THREADS, 0, stream>>>(sum, losses, rows);
     launchCheck();
 }

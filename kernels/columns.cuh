@@ -5,9 +5,10 @@
 
 #include "common.cuh"
 
-#define COLUMNS_X 32  // threads side by side, P columns each
-#define COLUMNS_Y 8   // rows at a time
-#define CHUNKS_Y 16   // chunks at a time
+#define COLUMNS_X 32      // threads side by side, P columns each
+#define COLUMNS_Y 8       // rows at a time
+#define CHUNKS_Y 16       // chunks at a time
+#define CHUNKS_AT_ONCE 8  // loads of a thread that are on their way together
 
 // A row of threads leaves its sums in a row of shared memory: of each thread's P columns first the
 // first four, those of neighbours side by side, then the others. What columns_place makes of
@@ -72,9 +73,13 @@ __global__ static void add_chunks_kernel(ColumnSums dst, const float *parts, int
     __shared__ float room[CHUNKS_Y][WARP];
     int c = (int)(blockIdx.x * WARP + threadIdx.x), s = (int)blockIdx.y;
     float total = 0;
-    if (c < C) {
-        UNROLL_4 for (int k = (int)threadIdx.y; k < chunks; k += CHUNKS_Y) total +=
-            parts[((size_t)k * every + s) * C + c];
+    for (int k = (int)threadIdx.y; k < chunks; k += CHUNKS_AT_ONCE * CHUNKS_Y) {
+        float v[CHUNKS_AT_ONCE];
+        UNROLL for (int j = 0; j < CHUNKS_AT_ONCE; j++) {
+            int chunk = k + j * CHUNKS_Y;
+            v[j] = chunk < chunks && c < C ? parts[((size_t)chunk * every + s) * C + c] : 0.0f;
+        }
+        UNROLL for (int j = 0; j < CHUNKS_AT_ONCE; j++) total += v[j];
     }
     room[threadIdx.y][threadIdx.x] = total;
     __syncthreads();

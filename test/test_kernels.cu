@@ -355,6 +355,20 @@ static void classifier_agrees_with_double_precision(void **) {
     }
 }
 
+// A part of a load, all loads that go together, and more of them; aligned and not.
+static void losses_are_summed_however_many_there_are(void **) {
+    for (int rows : {1, 4, 4095, 4096, 16384, 16387, 20484})
+        for (int skip : {0, 1}) {
+            Floats x = random_floats(rows + skip, 3);
+            Device<float> losses(x);
+            Device<double> sum(Doubles{2});
+            sum_losses(sum.at, losses.at + skip, rows, stream);
+            Sum expected = 2;
+            for (int i = 0; i < rows; i++) expected += x[skip + i];
+            check("sum", sum.host(), Sums{expected}, 3.0 * rows, FP64);
+        }
+}
+
 static void classifier_shows_non_finite_logits_in_the_loss(void **) {
     for (float bad : {NAN, INFINITY}) {
         Array x = random_array(37, 1);
@@ -669,6 +683,7 @@ int main(void) {
         seeded_test(attention_of_the_last_token_agrees_with_double_precision),
         seeded_test(attention_of_large_scores_does_not_overflow),
         seeded_test(classifier_agrees_with_double_precision),
+        seeded_test(losses_are_summed_however_many_there_are),
         seeded_test(classifier_shows_non_finite_logits_in_the_loss),
         seeded_test(classifier_finds_rows_past_element_2_to_the_31),
         seeded_test(casts_give_the_bits_of_the_cpu),
