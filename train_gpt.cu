@@ -591,7 +591,10 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
-    options_choose(&r->o, is_for_gpus(&r->o), r->ranks.local_world < r->ranks.world);
+    options_choose_precision(&r->o, is_for_gpus(&r->o));
+    // A plan tries several numbers of ranks.
+    if (!plan)
+        options_choose_sums(&r->o, is_for_gpus(&r->o), r->ranks.local_world < r->ranks.world);
     if (r->o.generate) settle_generation(r, option_is_given("shard", argc, argv));
     if (!plan) check_purpose(&r->o, r->resumed[0]);
     choose_model(r);

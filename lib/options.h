@@ -913,10 +913,13 @@ typedef struct {
 } Dtypes;
 
 // What auto comes to where the run is, or is planned for.
-static inline void options_choose(Options *o, bool gpu, bool many_nodes) {
+static inline void options_choose_precision(Options *o, bool gpu) {
     if (o->precision == PRECISION_AUTO) o->precision = gpu ? PRECISION_BFLOAT16 : PRECISION_FP32;
     if (o->precision == PRECISION_TF32 && !gpu)
         die_all("--precision tf32: expected a GPU, found the CPU device; use --precision fp32");
+}
+
+static inline void options_choose_sums(Options *o, bool gpu, bool many_nodes) {
     if (o->reduce == REDUCE_AUTO) o->reduce = gpu && many_nodes ? REDUCE_FAST : REDUCE_ORDERED;
 }
 

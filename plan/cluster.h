@@ -178,19 +178,19 @@ static inline double cpu_collective_seconds(const Cluster *c, double received, i
 static const struct {
     const char *name;
     size_t offset;
-    double unit;
+    double unit, most;
 } cluster_fields[] = {
-    {"memory", offsetof(Cluster, gpu.memory), 1e9},  // GB
-    {"dram", offsetof(Cluster, gpu.dram), 1e9},      // GB/s
-    {"dram-reached", offsetof(Cluster, gpu.dram_reached), 1},
-    {"tensor", offsetof(Cluster, gpu.tensor), 1e12},  // Tflop/s
-    {"product-reached", offsetof(Cluster, gpu.product_reached), 1},
-    {"sustained", offsetof(Cluster, gpu.sustained), 1},
-    {"link", offsetof(Cluster, gpu.link), 1e9},  // GB/s that a ring reaches, each way
-    {"network", offsetof(Cluster, network), 1e9 / 8 * NETWORK_REACHED},  // Gbit/s
-    {"watts", offsetof(Cluster, gpu.watts), 1},
-    {"price", offsetof(Cluster, price), 1},
-    {"host-launch", offsetof(Cluster, host_launch), 1e-6},  // us
+    {"memory", offsetof(Cluster, gpu.memory), 1e9, 1e6},  // GB
+    {"dram", offsetof(Cluster, gpu.dram), 1e9, 1e6},      // GB/s
+    {"dram-reached", offsetof(Cluster, gpu.dram_reached), 1, 1},
+    {"tensor", offsetof(Cluster, gpu.tensor), 1e12, 1e6},  // Tflop/s
+    {"product-reached", offsetof(Cluster, gpu.product_reached), 1, 1},
+    {"sustained", offsetof(Cluster, gpu.sustained), 1, 1},
+    {"link", offsetof(Cluster, gpu.link), 1e9, 1e6},  // GB/s that a ring reaches, each way
+    {"network", offsetof(Cluster, network), 1e9 / 8 * NETWORK_REACHED, 1e6},  // Gbit/s
+    {"watts", offsetof(Cluster, gpu.watts), 1, 1e6},
+    {"price", offsetof(Cluster, price), 1, 1e6},
+    {"host-launch", offsetof(Cluster, host_launch), 1e-6, 1e6},  // us
 };
 enum { CLUSTER_FIELDS = sizeof cluster_fields / sizeof cluster_fields[0] };
 
@@ -215,6 +215,9 @@ static inline void cluster_set(Cluster *c, const char *name, const char *value, 
         die_all("%s %s = %s: expected a number above 0", where, name, value);
     for (int i = 0; i < CLUSTER_FIELDS; i++)
         if (!strcmp(name, cluster_fields[i].name)) {
+            if (number > cluster_fields[i].most)
+                die_all("%s %s = %s: expected at most %g", where, name, value,
+                        cluster_fields[i].most);
             *(double *)(void *)((char *)c + cluster_fields[i].offset) =
                 number * cluster_fields[i].unit;
             return;
@@ -229,12 +232,15 @@ static inline Cluster cluster_read(const char *path) {
     FILE *f = fopen_check(path, "r");
     Cluster c = cluster_of_gpu(gpu_named("h100-sxm"));
     char line[256], name[64], value[64], rest, where[PATH_BYTES + 64];
+    bool any = false;
     for (int number = 1; fgets(line, sizeof line, f); number++) {
         snprintf(where, sizeof where, "--cluster %s:%d:", path, number);
         line[strcspn(line, "#\n")] = 0;
         int found = sscanf(line, " %63[a-z0-9-] = %63[a-z0-9.+-] %c", name, value, &rest);
+        if (found == 2 && any && !strcmp(name, "gpu"))
+            die_all("%s gpu: expected it before the values that differ from its own", where);
         if (found == 2)
-            cluster_set(&c, name, value, where);
+            any = true, cluster_set(&c, name, value, where);
         else if (line[strspn(line, " \t\r")])
             die_all("%s expected a line `name = value`, found: %s", where, line);
     }

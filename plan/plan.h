@@ -55,7 +55,9 @@ static inline bool plan_settle(Plan *p, const Question *q, const Options *o, int
     *p = (Plan){};
     Place place = {plan_rank(world), world,
                    q->cluster.per_node < world ? q->cluster.per_node : world};
-    if (!settle(&p->config, o, &q->model, place, why)) return false;
+    Options chosen = *o;
+    options_choose_sums(&chosen, !q->cluster.cpu, world > q->cluster.per_node);
+    if (!settle(&p->config, &chosen, &q->model, place, why)) return false;
     p->bf16 = options_dtypes(o).gather == DTYPE_BF16;
     p->parameters = model_parameters(&q->model);
     p->cpu_workspace = plan_cpu_workspace(q, &p->config);
@@ -90,13 +92,22 @@ static inline double plan_flops_a_token(const GptConfig *c) {
     return 6.0 * (double)model_parameters(m) + 6.0 * m->L * (double)m->C * c->T;
 }
 
+// Those of its products, if nothing is computed again. (llm.c counts all parameters.)
+static inline double plan_products_a_token(const GptConfig *c) {
+    const ModelConfig *m = &c->model;
+    double weights = 12.0 * m->L * (double)m->C * m->C + (double)m->Vp * m->C;
+    return 6.0 * weights + 6.0 * m->L * (double)m->C * c->T;
+}
+
 static inline void plan_utilisation(Plan *p, const Question *q) {
     const Gpu g = p->bf16 ? q->cluster.gpu : gpu_in_fp32(&q->cluster.gpu, p->config.tf32);
     double world = p->config.fsdp.world;
     p->peak = q->cluster.cpu ? 0 : g.tensor;
     if (p->peak == 0) return;
-    p->mfu = p->tokens / world * plan_flops_a_token(&p->config) / p->step.seconds / p->peak;
-    p->hfu = p->step.flops / p->step.seconds / p->peak;
+    double rank_tokens = p->tokens / world, rate = p->step.seconds * p->peak;
+    double again = p->step.flops - rank_tokens * plan_products_a_token(&p->config);
+    p->mfu = rank_tokens * plan_flops_a_token(&p->config) / rate;
+    p->hfu = p->mfu + fmax(again, 0) / rate;
 }
 
 // A plan of the options on so many ranks; false: they do not go together.

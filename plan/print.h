@@ -64,9 +64,9 @@ static inline void print_memory(const Plan *p, bool cpu) {
         print_row("others", "rounding to pages of 2 MiB", 0, m->rounding, m->used);
     }
     printf("  %-55s %9.3f\n", "together, from the start on: the peak", m->used / GIB);
-    printf("  of %.1f GiB: %s, %.1f GiB %s; host memory besides: %.3f GiB\n", m->usable / GIB,
-           p->fits ? "fits" : "DOES NOT FIT", fabs(m->usable - m->used) / GIB,
-           p->fits ? "left" : "too much", m->host / GIB);
+    printf("  of %.1f GiB: %s, %.1f GiB %s\n", m->usable / GIB, p->fits ? "fits" : "DOES NOT FIT",
+           fabs(m->usable - m->used) / GIB, p->fits ? "left" : "too much");
+    printf("  host memory besides: %.3f GiB\n", m->host / GIB);
 }
 
 static inline void print_share(const char *what, double seconds, double all) {
@@ -95,8 +95,8 @@ static inline void print_time(const Answer *a) {
     print_bytes("", s->gathered), print_bytes(" gathered,", s->reduced);
     printf(" reduced");
     if (s->allreduced > 1e6) print_bytes(",", s->allreduced), printf(" all-reduced");
-    printf("\n  %.0f %% of the communication is hidden; the step is bound by %s\n",
-           100 * plan_hidden(p), plan_bound(p, a->q));
+    printf("\n  %.0f %% of the communication is hidden\n", 100 * plan_hidden(p));
+    printf("  the step is bound by %s\n", plan_bound(p, a->q));
     bool beside = p->config.fsdp.world > 1 && !a->q->cluster.cpu;
     if (beside && a->hides)
         printf("  communication hides from --batch %d on\n", a->hides);
@@ -120,10 +120,27 @@ static inline void print_run(const Answer *a) {
     if (a->q->cluster.price > 0) printf(", cost %.0f", hours * world * a->q->cluster.price);
     printf(", %.1f MWh at %.0f W a GPU\n", hours * world * a->q->cluster.gpu.watts * 1e-6,
            a->q->cluster.gpu.watts);
+    if (a->q->options->failures == 0) return;
     printf("  a failure every %.1f hours; a checkpoint of %.1f GB is written in %.0f s:\n",
            f->between_failures / 3600, f->bytes * 1e-9, f->writing);
     printf("  best --checkpoint-minutes %.0f; %.1f %% of the time is lost, %.1f hours\n",
            f->minutes, 100 * f->lost, f->lost * hours);
+}
+
+// A word as a shell reads it back: in quotes where it has to be. Returns its length, at most four
+// times that of the text.
+static inline int shell_word(char *word, const char *text) {
+    const char *plain = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_./:=,+-@%";
+    if (*text && !text[strspn(text, plain)]) return sprintf(word, "%s", text);
+    char *at = word;
+    *at++ = '\'';
+    for (; *text; text++)
+        if (*text == '\'')
+            at += sprintf(at, "'\\''");
+        else
+            *at++ = *text;
+    strcpy(at, "'");
+    return (int)(at + 1 - word);
 }
 
 // What a user has to type, beyond what this program would do anyway.
@@ -133,7 +150,7 @@ static inline void print_command(const Options *o, int world) {
     int column = printf("  ./train_gpt --ranks %d", world);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
-        char value[PATH_BYTES], usual[PATH_BYTES], word[PATH_BYTES + 64];
+        char value[PATH_BYTES], usual[PATH_BYTES], word[4 * PATH_BYTES + 64];
         if (row->kind == KIND_GROUP && !strcmp(row->name, "Planning"))
             while (i + 1 < OPTION_ROWS && option_table[i + 1].kind != KIND_GROUP) i++;
         if (!option_is_saved(row) || row == option_find("ranks") || row == option_find("json"))
@@ -141,7 +158,8 @@ static inline void print_command(const Options *o, int world) {
         option_print_value(o, row, value, sizeof value);
         option_print_value(&standard, row, usual, sizeof usual);
         if (!strcmp(value, usual)) continue;
-        int length = snprintf(word, sizeof word, " --%s %s", option_name(row).text, value);
+        int length = snprintf(word, sizeof word, " --%s ", option_name(row).text);
+        length += shell_word(word + length, value);
         if (column + length > 77) column = printf(" \\\n   ") - 3;
         column += printf("%s", word);
     }
@@ -163,7 +181,8 @@ static inline void print_wrapped(const char *text, int column) {
 static inline void print_changes(const Answer *a) {
     if (!a->plan.fits && a->changes.count == 0)
         printf("\nno change was found with which it fits, on up to 4096 ranks\n");
-    if (a->changes.count) printf("\nwhat would make it fit, with the time of a token then\n");
+    if (a->changes.count)
+        printf("\nwhat would make it fit, with the GPU time (ranks x time) of a token then\n");
     for (int i = 0; i < a->changes.count; i++) {
         const Change *x = &a->changes.list[i];
         printf("  %+6.1f %%  %6.1f GiB",

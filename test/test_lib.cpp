@@ -136,7 +136,8 @@ static void auto_follows_from_the_device_and_the_nodes(void **) {
                  {"--reduce ordered", true, true, PRECISION_BFLOAT16, REDUCE_ORDERED}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Options o = parse(cases[i].line);
-        options_choose(&o, cases[i].gpu, cases[i].many);
+        options_choose_precision(&o, cases[i].gpu);
+        options_choose_sums(&o, cases[i].gpu, cases[i].many);
         assert_int_equal(o.precision, cases[i].precision);
         assert_int_equal(o.reduce, cases[i].reduce);
     }

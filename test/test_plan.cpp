@@ -557,7 +557,9 @@ static void clusters_of_ones_own_are_read_and_checked(void **) {
                  {"gpu = h101\n", "cluster:1: h101: expected one of"},
                  {"gpu = h200\nspeed = 3\n", "cluster:2: speed: expected one of gpu, memory"},
                  {"tensor = fast\n", "cluster:1: tensor = fast: expected a number above 0"},
-                 {"tensor 3\n", "cluster:1: expected a line `name = value`"}};
+                 {"tensor 3\n", "cluster:1: expected a line `name = value`"},
+                 {"sustained = 7\n", "cluster:1: sustained = 7: expected at most 1"},
+                 {"network = 800\ngpu = h200\n", "cluster:2: gpu: expected it before"}};
     for (auto &x : files) {
         FILE *f = fopen_check(path, "w");
         fputs(x.text, f);
@@ -579,6 +581,9 @@ static void a_plan_is_readable_in_80_columns(void **) {
     static const char *const commands[] = {
         "scripts/gpt.sh 175B-64xA100 --plan --price 2",
         "scripts/gpt.sh 175B --ranks 8 --plan best",
+        PROGRAM " --plan --gpu h200 --ranks 8",
+        PROGRAM " --plan --gpu h200 --ranks 1 --model gpt3:c12288",
+        PROGRAM " --plan --failures 0 --gpu h100-sxm --ranks 64 --model gpt3:c12288",
         PROGRAM " --plan --ranks 2",
         PROGRAM
         " --plan --ranks 4096 --gpu rtx-4090 --network 25 --model gpt3:c12288 --reduce fast "
@@ -591,6 +596,35 @@ static void a_plan_is_readable_in_80_columns(void **) {
         for (char *line = strtok(o.out, "\n"); line; line = strtok(NULL, "\n"))
             if (strlen(line) > 80) fail_msg("%s: %zu columns: %s", command, strlen(line), line);
     }
+}
+
+// A plan's sums are those of the ranks that it proposes; and its command can be pasted.
+static void what_is_proposed_is_what_it_would_be(void **) {
+    static Outcome o, again;
+    o = run(PROGRAM " --plan --json --gpu a100-40gb --ranks 8 --model gpt3:c12288");
+    const char *ranks = strstr(o.out, "--ranks ");
+    assert_int_equal(o.status, 0);
+    assert_non_null(ranks);
+    json_error_t e;
+    json_t *answer = json_loads(o.out, 0, &e), *change = NULL;
+    size_t i;
+    bool found = false;
+    json_array_foreach(json_object_get(answer, "changes"), i, change) {
+        const char *options = json_string_value(json_object_get(change, "options"));
+        again = run(PROGRAM " --plan --json --gpu a100-40gb --model gpt3:c12288 %s%s", options,
+                    strstr(options, "--ranks") ? "" : " --ranks 8");
+        json_t *plan = json_loads(again.out, 0, &e);
+        double used = json_number_value(json_object_get(json_object_get(plan, "memory"), "used"));
+        double told = json_number_value(json_object_get(change, "used"));
+        if (!(used > 0) || used != told)
+            fail_msg("%s: %g bytes were told, planned are %g", options, told, used);
+        found = true;
+        json_decref(plan);
+    }
+    assert_true(found);
+    json_decref(answer);
+    o = run(PROGRAM " --plan best --gpu h100-sxm --ranks 8 --prompt 'it'\\''s; $x'");
+    if (!strstr(o.out, "--prompt 'it'\\''s; $x'")) fail_msg("%s%s", o.out, o.err);
 }
 
 static void under_mpirun_one_rank_answers(void **) {
@@ -646,6 +680,7 @@ int main(void) {
         cmocka_unit_test(nonsensical_plans_end_in_one_line),
         cmocka_unit_test(clusters_of_ones_own_are_read_and_checked),
         cmocka_unit_test(a_plan_is_readable_in_80_columns),
+        cmocka_unit_test(what_is_proposed_is_what_it_would_be),
         cmocka_unit_test(under_mpirun_one_rank_answers),
         cmocka_unit_test(text_and_json_say_the_same),
     };
