@@ -12,6 +12,7 @@ import sys
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "./train_gpt"
 COMMON = "--precision bf16 --reduce fast --logits-rows 16384".split()
 PEAK = {"a100-80gb": 312, "h100-sxm": 989}  # Tflop/s
+DRAM = {"a100-80gb": 0.87 * 2039e9, "h100-sxm": 0.9 * 3350e9}  # bytes a second, as plan/gpus.h has them
 MPT_7B, MPT_70B = "gpt2:L=32,C=4096,NH=32,T=2048,V=50432", "gpt2:L=80,C=8192,NH=64,T=2048,V=50432"
 
 
@@ -32,7 +33,20 @@ def scores_seconds(L, NH, T, tokens):
     (mingpt/model.py). Bytes an element: forward product 2, scale 4, mask 4, softmax 4, dropout 5, product 2; backward
     product 2, dropout 5, softmax 6, mask 4, scale 4, products 6; the forward twice. Here they are never written."""
     bytes_an_element = 2 * (2 + 4 + 4 + 4 + 5 + 2) + (2 + 5 + 6 + 4 + 4 + 6)
-    return bytes_an_element * L * NH * T * tokens / (0.87 * 2039e9)
+    return bytes_an_element * L * NH * T * tokens / DRAM["a100-80gb"]
+
+
+def eager_seconds(gpu, L, C, tokens, forwards):
+    """PyTorch without compilation adds residuals, and their gradients, in passes of their own, and LayerNorm's backward
+    reads its two inputs once for the input's gradient and once for the weight's (ATen, layer_norm_kernel.cu): accesses
+    of a bf16 number of the residual stream and layer beyond those of this program, 2 forward and 8 backward."""
+    return 2 * (2 * forwards + 8) * L * C * tokens / DRAM[gpu]
+
+
+def new_gelu_seconds(L, C, tokens):
+    """minGPT's GELU is eight operations (mingpt/model.py, NewGELU): 18 accesses forward (here 2), and by autograd 28
+    backward (here 3); the forward twice."""
+    return 2 * (2 * (18 - 2) + 28 - 3) * L * 4 * C * tokens / DRAM["a100-80gb"]
 
 
 def recomputed(batch, T, ranks, *options, minGPT=False):
@@ -40,7 +54,10 @@ def recomputed(batch, T, ranks, *options, minGPT=False):
     found = step("a100-80gb", "gpt3:c12288", ranks, batch, "--seq", str(T), "--recompute", "layer", "--reduce-dtype",
                  "bf16", *options)
     planned = found["hfu"] * PEAK["a100-80gb"]
-    return planned, theirs(planned, found, scores_seconds(96, 96, T, batch * T) if minGPT else 0)
+    more = eager_seconds("a100-80gb", 96, 12288, batch * T, 2)
+    if minGPT:
+        more += scores_seconds(96, 96, T, batch * T) + new_gelu_seconds(96, 12288, batch * T)
+    return planned, theirs(planned, found, more)
 
 
 def mosaic(gpu, model, parameters, L, C, ranks, batch, recompute):
@@ -52,8 +69,9 @@ def mosaic(gpu, model, parameters, L, C, ranks, batch, recompute):
     products = 7 + 2 * (recompute == "layer")  # of 2 C flops for each of half the pairs
     rate = 0.33 * 312e12 * {"a100-80gb": 1, "h100-sxm": 132 * 1.83 / (108 * 1.41)}[gpu]
     attention = products * L * C * 2048 * batch * 2048 / rate
-    return planned, theirs(planned, found,
-                           attention - found["work"]["attention"] - found["work"]["attention backward"])
+    attention -= found["work"]["attention"] + found["work"]["attention backward"]
+    eager = eager_seconds(gpu, L, C, batch * 2048, 1 + (recompute == "layer"))
+    return planned, theirs(planned, found, attention + eager)
 
 
 def runs():

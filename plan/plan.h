@@ -2,6 +2,10 @@
 // memory is the program's own table, the time its own schedule on the plan's device (device.h).
 #pragma once
 
+#ifdef _OPENMP
+#include <omp.h>
+#endif
+
 #include "memory.h"
 #include "settle.h"
 
@@ -37,15 +41,29 @@ static inline const GptCode *plan_code(const Plan *p) {
     return p->bf16 ? &gpt_plan_bf16 : &gpt_plan_fp32;
 }
 
+// Threads of a rank where the ranks share a machine's; what its ops need depends on them.
+static inline int plan_threads(const Question *q, int all, int world) {
+    int ranks = world < q->cluster.per_node ? world : q->cluster.per_node;
+    if (q->options->threads) return q->options->threads;
+    return all > ranks ? all / ranks : 1;
+}
+
 // The room of the CPU's ops: what the code that will run puts into its own table.
 static inline size_t plan_cpu_workspace(const Question *q, const GptConfig *c) {
     if (!q->cluster.cpu) return 0;
+#ifdef _OPENMP
+    int all = omp_get_max_threads();
+    omp_set_num_threads(plan_threads(q, all, c->fsdp.world));
+#endif
     Gpt *g = q->real->create(c);
     const Buffers *b = q->real->buffers(g);
     size_t bytes = 0;
     for (int i = 0; i < b->count; i++)
         if (!strcmp(b->rows[i].name, "workspace of the ops")) bytes = b->rows[i].bytes;
     q->real->forget(g);
+#ifdef _OPENMP
+    omp_set_num_threads(all);
+#endif
     return bytes;
 }
 

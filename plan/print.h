@@ -4,6 +4,7 @@
 #include "search.h"
 
 #include <jansson.h>
+#include <limits.h>
 #include <malloc.h>
 
 #define GIB (1024. * 1024 * 1024)
@@ -99,7 +100,8 @@ static inline void print_time(const Answer *a) {
     printf("  the step is bound by %s\n", plan_bound(p, a->q));
     bool beside = p->config.fsdp.world > 1 && !a->q->cluster.cpu;
     if (beside && a->hides)
-        printf("  communication hides from --batch %d on\n", a->hides);
+        printf("  communication hides (alone in under %.0f %% of a step) from --batch %d on\n",
+               100 * HIDDEN_BELOW, a->hides);
     else if (beside)
         printf("  communication does not hide up to --batch %d\n", HIDES_MOST);
     printf("  %.0f tokens/s", p->tokens / s->seconds);
@@ -143,11 +145,14 @@ static inline int shell_word(char *word, const char *text) {
     return (int)(at + 1 - word);
 }
 
-// What a user has to type, beyond what this program would do anyway.
-static inline void print_command(const Options *o, int world) {
+// What a user has to type, beyond what this program would do anyway, in lines of so many columns.
+static inline void print_command(FILE *to, const Question *q, const Options *o, int world,
+                                 int columns) {
     Options standard;
     options_default(&standard);
-    int column = printf("  ./train_gpt --ranks %d", world);
+    const char *start =
+        world > q->cluster.per_node ? "mpirun -n %d ./train_gpt" : "./train_gpt --ranks %d";
+    int column = 2 + fprintf(to, start, world);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         char value[PATH_BYTES], usual[PATH_BYTES], word[4 * PATH_BYTES + 64];
@@ -160,10 +165,9 @@ static inline void print_command(const Options *o, int world) {
         if (!strcmp(value, usual)) continue;
         int length = snprintf(word, sizeof word, " --%s ", option_name(row).text);
         length += shell_word(word + length, value);
-        if (column + length > 77) column = printf(" \\\n   ") - 3;
-        column += printf("%s", word);
+        if (column + length > columns - 3) column = fprintf(to, " \\\n   ") - 3;
+        column += fprintf(to, "%s", word);
     }
-    printf("\n");
 }
 
 // Options, from a column on; lines that follow begin in the fourth.
@@ -183,20 +187,33 @@ static inline void print_changes(const Answer *a) {
         printf("\nno change was found with which it fits, on up to 4096 ranks\n");
     if (a->changes.count)
         printf("\nwhat would make it fit, with the GPU time (ranks x time) of a token then\n");
+    bool other_numbers = false;
     for (int i = 0; i < a->changes.count; i++) {
         const Change *x = &a->changes.list[i];
         printf("  %+6.1f %%  %6.1f GiB",
                100 * (token_seconds(&x->plan) / token_seconds(&a->plan) - 1),
                x->plan.memory.used / GIB);
-        print_wrapped(x->text, 21);
+        bool numbers = strstr(x->text, "-dtype ") != NULL;
+        other_numbers |= numbers;
+        printf("%s", numbers ? " *" : "  ");
+        print_wrapped(x->text, 23);
     }
+    if (other_numbers) printf("  * keeps or adds up other numbers: another training\n");
     if (a->best.count) printf("\nthe fastest found that fit\n");
     for (int i = 0; i < a->best.count; i++) {
         const Plan *p = &a->best.list[i].plan;
-        printf("  %.4f s a step, MFU %.1f %%, %.1f of %.1f GiB\n", p->step.seconds, 100 * p->mfu,
-               p->memory.used / GIB, p->memory.usable / GIB);
-        print_command(&a->best.list[i].options, a->best.list[i].world);
+        printf("  %.4f s a step, ", p->step.seconds);
+        if (p->peak > 0) printf("MFU %.1f %%, ", 100 * p->mfu);
+        printf("%.1f of %.1f GiB\n  ", p->memory.used / GIB, p->memory.usable / GIB);
+        print_command(stdout, a->q, &a->best.list[i].options, a->best.list[i].world, 80);
+        printf("\n");
     }
+}
+
+static const char *const plan_dtypes[] = {"", "fp32", "bf16", "fp64"};
+
+static inline double network_gbits(const Cluster *c) {
+    return c->network * 8e-9 / NETWORK_REACHED;
 }
 
 static inline void print_head(const Answer *a, const char *code) {
@@ -206,7 +223,6 @@ static inline void print_head(const Answer *a, const char *code) {
     const Cluster *cluster = &a->q->cluster;
     const ModelConfig *m = &c->model;
     Dtypes d = options_dtypes(a->q->options);
-    static const char *const dtypes[] = {"", "fp32", "bf16", "fp64"};
     double exact = p->bytes_per_parameter * (double)p->parameters / f->K, state = 0;
     for (int i = 0; i < p->memory.nrows; i++)
         if (!strcmp(p->memory.rows[i].owner, "state")) state += p->memory.rows[i].bytes;
@@ -215,11 +231,11 @@ static inline void print_head(const Answer *a, const char *code) {
            p->parameters);
     printf("code      %s\n", code);
     printf("cluster   %d x %s, %d a node", f->world, cluster->name, cluster->per_node);
-    if (!cluster->cpu) printf(", %.0f Gbit/s a node", cluster->network * 8e-9 / NETWORK_REACHED);
+    if (!cluster->cpu) printf(", %.0f Gbit/s a node", network_gbits(cluster));
     printf("\nsharding  groups of %d ranks, %d replicas; %s sums\n", f->K, f->world / f->K,
            f->ordered ? "ordered" : "fast");
-    printf("numbers   gather %s, reduce %s, gradients %s, moments %s\n", dtypes[d.gather],
-           dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
+    printf("numbers   gather %s, reduce %s, gradients %s, moments %s\n", plan_dtypes[d.gather],
+           plan_dtypes[d.reduce], plan_dtypes[d.grad], plan_dtypes[d.moment]);
     printf("batch     B %d x T %d x %d ranks x %d micro-steps = %.0f tokens a step\n", c->B, c->T,
            f->world, f->micro_steps, p->tokens);
     printf("state     %.1f bytes a parameter / %d ranks = %.2f GiB, %.2f %% padding\n",
@@ -268,16 +284,41 @@ static inline json_t *json_step(const Answer *a) {
                      p->tokens / s->seconds, "mfu", p->mfu, "hfu", p->hfu);
 }
 
-static inline json_t *json_changes(const Changes *c) {
+static inline json_t *json_command(const Question *q, const Options *o, int world) {
+    char *text;
+    size_t bytes;
+    FILE *to = open_memstream(&text, &bytes);
+    if (!to) die("out of memory for a command");
+    print_command(to, q, o, world, INT_MAX);
+    fclose(to);
+    json_t *command = json_string(text);
+    free(text);
+    return command;
+}
+
+static inline json_t *json_changes(const Question *q, const Changes *c) {
     json_t *list = json_array();
     for (int i = 0; i < c->count; i++) {
         const Change *x = &c->list[i];
-        json_array_append_new(list, json_pack("{s:s,s:i,s:f,s:f,s:I}", "options", x->text + 1,
+        json_array_append_new(list, json_pack("{s:s,s:o,s:i,s:f,s:f,s:I}", "options", x->text + 1,
+                                              "command", json_command(q, &x->options, x->world),
                                               "ranks", x->world, "seconds", x->plan.step.seconds,
                                               "token_seconds", token_seconds(&x->plan), "used",
                                               (json_int_t)x->plan.memory.used));
     }
     return list;
+}
+
+static inline json_t *json_cluster(const Cluster *c) {
+    return json_pack("{s:s,s:i,s:f,s:f}", "name", c->name, "gpus_per_node", c->per_node,
+                     "network_gbits", network_gbits(c), "price", c->price);
+}
+
+static inline json_t *json_dtypes(const Options *o) {
+    Dtypes d = options_dtypes(o);
+    return json_pack("{s:s,s:s,s:s,s:s}", "gather", plan_dtypes[d.gather], "reduce",
+                     plan_dtypes[d.reduce], "gradients", plan_dtypes[d.grad], "moments",
+                     plan_dtypes[d.moment]);
 }
 
 static inline json_t *json_run(const Answer *a) {
@@ -295,13 +336,14 @@ static inline void print_json(const Answer *a, const char *code) {
     const Plan *p = &a->plan;
     const GptConfig *c = &p->config;
     json_t *root = json_pack(
-        "{s:s,s:I,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:I,s:I,s:I,s:o,s:o,s:o,s:o,s:o}", "model",
+        "{s:s,s:I,s:s,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:I,s:I,s:I,s:o,s:o,s:o,s:o,s:o}", "model",
         a->q->options->model, "parameters", (json_int_t)p->parameters, "code", code, "cluster",
-        a->q->cluster.name, "ranks", c->fsdp.world, "group", c->fsdp.K, "batch", c->B, "seq", c->T,
-        "micro_steps", c->fsdp.micro_steps, "tokens_per_step", (json_int_t)p->tokens, "steps",
-        (json_int_t)a->q->steps, "samples", (json_int_t)a->q->samples, "memory", json_memory(p),
-        "step", json_step(a), "run", json_run(a), "changes", json_changes(&a->changes), "best",
-        json_changes(&a->best));
+        json_cluster(&a->q->cluster), "dtypes", json_dtypes(a->q->options), "ranks", c->fsdp.world,
+        "group", c->fsdp.K, "batch", c->B, "seq", c->T, "micro_steps", c->fsdp.micro_steps,
+        "tokens_per_step", (json_int_t)p->tokens, "steps", (json_int_t)a->q->steps, "samples",
+        (json_int_t)a->q->samples, "memory", json_memory(p), "step", json_step(a), "run",
+        json_run(a), "changes", json_changes(a->q, &a->changes), "best",
+        json_changes(a->q, &a->best));
     if (!root || json_dumpf(root, stdout, JSON_REAL_PRECISION(9)) != 0)
         die("cannot write the plan as JSON");
     printf("\n");
@@ -334,10 +376,10 @@ static inline void answer(const Question *q, const char *code) {
     else
         print_answer(&a, code);
     if (o->trace[0]) {
-        int n = a.plan.config.fsdp.micro_steps;
-        simulate_step(plan_code(&a.plan), &q->cluster, a.plan.config,
-                      n < PLAN_STEPS_MOST ? n : PLAN_STEPS_MOST, a.plan.cpu_workspace, o->trace);
-        if (!o->json) printf("\nwrote %s\n", o->trace);
+        int n = a.plan.config.fsdp.micro_steps, shown = n < PLAN_STEPS_MOST ? n : PLAN_STEPS_MOST;
+        simulate_step(plan_code(&a.plan), &q->cluster, a.plan.config, shown, a.plan.cpu_workspace,
+                      o->trace);
+        if (!o->json) printf("\nwrote %s: %d of a step's %d micro-steps\n", o->trace, shown, n);
     }
     free(a.changes.list), free(a.best.list);
 }

@@ -23,13 +23,18 @@ static inline double token_seconds(const Plan *p) {
     return p->step.seconds / p->tokens * p->config.fsdp.world;
 }
 
+#define AS_FAST 2e-3
+
 static inline void changes_keep(Changes *c, const Change *x) {
     for (int i = 0; i < c->count; i++) {
         const Plan *other = &c->list[i].plan;
-        bool same = !strcmp(c->list[i].text, x->text);
         double ratio = token_seconds(&x->plan) / token_seconds(other);
         // Of two that are as fast the smaller one is enough.
-        if (same || (fabs(ratio - 1) < 1e-3 && x->plan.memory.used >= other->memory.used)) return;
+        if (strcmp(c->list[i].text, x->text) && fabs(ratio - 1) > AS_FAST) continue;
+        if (x->plan.memory.used >= other->memory.used) return;
+        c->count--;
+        memmove(&c->list[i], &c->list[i + 1], (size_t)(c->count - i) * sizeof *x);
+        i--;
     }
     int at = c->count;
     while (at > 0 && token_seconds(&x->plan) < token_seconds(&c->list[at - 1].plan)) at--;
@@ -60,13 +65,26 @@ static inline bool change_fits(Change *x, const Question *q) {
            (q->cluster.cpu || m->used + ROOM < m->usable);
 }
 
+// Says the tokens of a step where without it the command would take others.
+static inline void change_tell_tokens(Change *x, const Question *q) {
+    const GptConfig *c = &x->plan.config;
+    uint64_t tokens = (uint64_t)x->plan.tokens, told = q->options->tokens_per_step;
+    uint64_t micro = (uint64_t)c->B * (uint64_t)c->T * (uint64_t)x->world;
+    size_t used = strlen(x->text);
+    if (tokens != (told ? told : micro))
+        snprintf(x->text + used, sizeof x->text - used, " --tokens-per-step %llu",
+                 (unsigned long long)tokens);
+}
+
 // The real plans of those that are kept.
 static inline void changes_plan(Changes *c, const Question *q) {
     Changes sorted = {(Change *)malloc_check((size_t)c->room * sizeof(Change)), 0, c->room};
     Conflict why;
     for (int i = 0; i < c->count; i++) {
         Change *x = &c->list[i];
-        if (plan_make(&x->plan, q, &x->options, x->world, &why)) changes_keep(&sorted, x);
+        if (!plan_make(&x->plan, q, &x->options, x->world, &why)) continue;
+        change_tell_tokens(x, q);
+        changes_keep(&sorted, x);
     }
     free(c->list);
     *c = sorted;
@@ -122,34 +140,6 @@ static inline bool change_both(Change *to, const Change *a, const Change *b) {
     char *name = strtok_r(text, " ", &rest), *value = strtok_r(NULL, " ", &rest);
     if (!name || !value || strstr(to->text, name)) return false;
     return change_set(to, name + 2, value);
-}
-
-// Changes with which the run fits; single ones, or else pairs, or else all that can be saved, on as
-// many ranks as that takes. Those that fit by less than nothing are left out.
-static inline void changes_that_fit(Changes *out, const Question *q, const Plan *base) {
-    Change *singles = (Change *)calloc(SINGLES_MOST, sizeof *singles), x;
-    if (!singles) die("out of memory for the plan's changes");
-    int n = single_changes(q, base, singles);
-    for (int i = 0; i < n; i++)
-        if (change_fits(&singles[i], q)) changes_keep(out, &singles[i]);
-    for (int i = 0; i < n && out->count == 0; i++)
-        for (int k = 0; k < i; k++)
-            if (change_both(&x, &singles[k], &singles[i]) && change_fits(&x, q))
-                changes_keep(out, &x);
-    free(singles);
-    if (out->count) return;
-    for (int world = q->place.world; world <= 4096 && out->count == 0; world *= 2) {
-        char value[16];
-        snprintf(value, sizeof value, "%d", world);
-        x = (Change){};
-        x.options = *q->options, x.world = q->place.world;
-        x.options.tokens_per_step = 0;
-        change_set(&x, "ranks", value), change_set(&x, "batch", "1");
-        change_set(&x, "unit", "matrix"), change_set(&x, "gather-buffers", "1");
-        change_set(&x, "grad-buffers", "1"), change_set(&x, "recompute", "layer");
-        change_set(&x, "logits-rows", "512"), change_set(&x, "shard", "full");
-        if (change_fits(&x, q)) changes_keep(out, &x);
-    }
 }
 
 // ---- the micro-batch from which communication hides --------------------------------------------
@@ -218,7 +208,9 @@ static inline bool change_again(Change *to, const Question *q, const Change *x, 
         option_print_value(&changed, option_find(tried[i]), now, sizeof now);
         change_set(to, tried[i], now);
     }
-    return true;
+    char ranks[16];
+    snprintf(ranks, sizeof ranks, "%d", x->world);
+    return x->world == q->place.world || change_set(to, "ranks", ranks);
 }
 
 static inline void best_of_grid(Changes *starts, const Question *q, const Change *from, int depth) {
@@ -260,4 +252,46 @@ static inline void best_plans(Changes *out, const Question *q, const Plan *base)
         best_from(out, q, starts.list[i]);
     }
     free(starts.list);
+}
+
+// ---- what would make it fit --------------------------------------------------------------------
+
+// The least memory that so many ranks do with, in steps of so many tokens; 0: of one micro-step.
+static inline Change least_change(const Question *q, int world, uint64_t tokens) {
+    char value[16];
+    Change x = {};
+    x.options = *q->options, x.world = q->place.world;
+    x.options.tokens_per_step = tokens;
+    snprintf(value, sizeof value, "%d", world);
+    if (world != x.world) change_set(&x, "ranks", value);
+    change_set(&x, "batch", "1"), change_set(&x, "unit", "matrix");
+    change_set(&x, "gather-buffers", "1"), change_set(&x, "grad-buffers", "1");
+    change_set(&x, "recompute", "layer"), change_set(&x, "logits-rows", "512");
+    change_set(&x, "shard", "full");
+    return x;
+}
+
+// Changes with which the run fits: single ones, or else pairs, or else all that can be saved, on as
+// many ranks as that takes and on twice as many, less of it as far as it goes.
+static inline void changes_that_fit(Changes *out, const Question *q, const Plan *base) {
+    Change *singles = (Change *)calloc(SINGLES_MOST, sizeof *singles), x;
+    if (!singles) die("out of memory for the plan's changes");
+    int n = single_changes(q, base, singles);
+    for (int i = 0; i < n; i++)
+        if (change_fits(&singles[i], q)) changes_keep(out, &singles[i]);
+    for (int i = 0; i < n && out->count == 0; i++)
+        for (int k = 0; k < i; k++)
+            if (change_both(&x, &singles[k], &singles[i]) && change_fits(&x, q))
+                changes_keep(out, &x);
+    free(singles);
+    if (out->count) return;
+    int most = 4096;
+    for (int world = q->place.world; world <= most; world *= 2) {
+        x = least_change(q, world, (uint64_t)base->tokens);
+        if (!change_fits(&x, q)) x = least_change(q, world, 0);
+        if (!change_fits(&x, q)) continue;
+        if (out->count == 0 && 2 * world < most) most = 2 * world;
+        changes_keep(out, &x);
+        best_from(out, q, x);
+    }
 }

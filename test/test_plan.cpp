@@ -616,8 +616,12 @@ static void what_is_proposed_is_what_it_would_be(void **) {
         json_t *plan = json_loads(again.out, 0, &e);
         double used = json_number_value(json_object_get(json_object_get(plan, "memory"), "used"));
         double told = json_number_value(json_object_get(change, "used"));
+        double time = number_in(again.out, "step.seconds") /
+                      number_in(again.out, "tokens_per_step") * number_in(again.out, "ranks");
         if (!(used > 0) || used != told)
             fail_msg("%s: %g bytes were told, planned are %g", options, told, used);
+        if (fabs(time / json_number_value(json_object_get(change, "token_seconds")) - 1) > 1e-6)
+            fail_msg("%s: planned are %g GPU-seconds a token", options, time);
         found = true;
         json_decref(plan);
     }
@@ -648,6 +652,8 @@ static void text_and_json_say_the_same(void **) {
         double unit;
     } same[] = {{"memory.used", "%sthe peak %27.3f", 1 / (1024. * 1024 * 1024)},
                 {"step.tokens_per_second", "%s%.0f tokens/s", 1},
+                {"cluster.network_gbits", "%s, %.0f Gbit/s a node", 1},
+                {"cluster.gpus_per_node", "%s, %.0f a node", 1},
                 {"run.days", "%s: %.2f days", 1},
                 {"run.cost", "%scost %.0f", 1}};
     for (auto &s : same) {
@@ -656,6 +662,15 @@ static void text_and_json_say_the_same(void **) {
         if (!strstr(text.out, expected))
             fail_msg("%s: expected `%s` in %s", s.key, expected, text.out);
     }
+}
+
+// The room that ops need is for each thread; ranks of a machine share its threads.
+static void on_cpus_the_ops_have_room_for_the_threads_of_a_rank(void **) {
+    double bytes[2];
+    for (int threads = 1; threads <= 2; threads++)
+        bytes[threads - 1] = number_in(
+            run(PROGRAM " --plan --json --ranks 2 --threads %d", threads).out, "memory.used");
+    if (!(bytes[0] < bytes[1])) fail_msg("1 thread: %g bytes, 2 threads: %g", bytes[0], bytes[1]);
 }
 
 int main(void) {
@@ -683,6 +698,7 @@ int main(void) {
         cmocka_unit_test(what_is_proposed_is_what_it_would_be),
         cmocka_unit_test(under_mpirun_one_rank_answers),
         cmocka_unit_test(text_and_json_say_the_same),
+        cmocka_unit_test(on_cpus_the_ops_have_room_for_the_threads_of_a_rank),
     };
     return run_in_folder(tests);
 }
