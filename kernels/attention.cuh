@@ -22,7 +22,7 @@ typedef struct {
 
 // Rows of a head: whole tiles.
 __host__ __device__ static inline int attention_pitch(int T) {
-    return (T + 63) / 64 * 64;
+    return (T + 127) / 128 * 128;
 }
 
 // Where a block works: its tile of rows and its (batch, head); token is the first of the sequence.

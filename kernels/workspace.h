@@ -40,7 +40,7 @@ static inline size_t encoder_workspace_bytes(int rows) {
 
 // Rows of a head: whole tiles.
 static inline size_t attention_workspace_bytes(int B, int T, int NH) {
-    return (size_t)B * (size_t)NH * (size_t)((T + 63) / 64 * 64) * 2 * sizeof(float);
+    return (size_t)B * (size_t)NH * (size_t)((T + 127) / 128 * 128) * 2 * sizeof(float);
 }
 
 // The largest of what single ops take.
