@@ -48,13 +48,20 @@ static bool defect(const char *name) {
 #endif
 
 #define FSDP_ALIGN 32  // elements: every tensor and slice starts on 64 bytes in bf16
-// Elements of the ordered exchange under way at a time.
+// Elements of the ordered exchange under way at a time, and the buffers for them: on a GPU one is
+// filled while the other is added up; on CPUs a call does all of its work.
 #if defined(DEVICE_PLAN)
 #define EXCHANGE_ELEMENTS plan_device.exchange_elements
+#define EXCHANGE_HALVES (plan_device.cluster.cpu ? 1 : 2)
 #elif defined(DEVICE_CPU)
 #define EXCHANGE_ELEMENTS EXCHANGE_ELEMENTS_CPU
+#define EXCHANGE_HALVES 1
+#elif defined(EMULATOR)
+#define EXCHANGE_ELEMENTS ((size_t)1 << 12)  // its models are small
+#define EXCHANGE_HALVES 2
 #else
 #define EXCHANGE_ELEMENTS EXCHANGE_ELEMENTS_GPU
+#define EXCHANGE_HALVES 2
 #endif
 
 typedef struct {
@@ -122,9 +129,10 @@ typedef struct {
     float *g_view;        // (largest slice): a unit's bf16 gradients as fp32
     float *whole_grads;   // (all elements): gradients of the micro-steps so far (local)
     bf16 *bf16_grads;     // (largest unit): what travels with bf16_reduce
-    float *exchange;      // (world, exchange_part): pieces of the own slice of every rank (ordered)
-    bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce
+    float *exchange;      // (halves, world, exchange_part): of the own slice (ordered)
+    bf16 *bf16_exchange;  // the same as it arrives with bf16_reduce; then exchange has one half
     size_t exchange_part;
+    int exchange_halves;
     double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
     float *absmax;
     FsdpAudit audit;       // what the micro-step under way is for
@@ -142,6 +150,9 @@ typedef struct {
     bool joined;  // they are there, also for other threads
     cudaStream_t compute, gather, reduce;
     cudaEvent_t step_done;
+    cudaStream_t messages;             // of the ordered exchange, see reduce_ordered
+    cudaEvent_t sendable;              // the gradient (reduce stream)
+    cudaEvent_t arrived[2], added[2];  // of each half: its messages, their sum (reduce stream)
     FsdpCounters counters;
     FsdpWait *waits;  // of the compute stream since the counters were last taken
     int nwaits;
@@ -281,12 +292,15 @@ static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
     size_t part = EXCHANGE_ELEMENTS / (size_t)c->world;
     f->exchange_part =
         largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
-    size_t n = f->exchange_part * (size_t)c->world;
+    f->exchange_halves = largest_slice > f->exchange_part ? EXCHANGE_HALVES : 1;
+    size_t n = f->exchange_part * (size_t)c->world, halves = (size_t)f->exchange_halves;
     int first = b->count;
-    buffers_add(b, "gradient", &f->exchange, n * sizeof(float), "ordered exchange");
+    buffers_add(b, "gradient", &f->exchange, (c->bf16_reduce ? 1 : halves) * n * sizeof(float),
+                "ordered exchange");
     if (c->bf16_reduce) {
         first = b->count;  // what arrives is bf16
-        buffers_add(b, "gradient", &f->bf16_exchange, n * sizeof(bf16), "ordered exchange bf16");
+        buffers_add(b, "gradient", &f->bf16_exchange, halves * n * sizeof(bf16),
+                    "ordered exchange bf16");
     }
     buffers_travel(b, first, BUFFER_REDUCED);
 }
@@ -364,6 +378,7 @@ static void create_streams(Fsdp *f) {
     cudaCheck(cudaStreamCreateWithPriority(&f->compute, cudaStreamNonBlocking, lowest));
     cudaCheck(cudaStreamCreateWithPriority(&f->gather, cudaStreamNonBlocking, highest));
     cudaCheck(cudaStreamCreateWithPriority(&f->reduce, cudaStreamNonBlocking, highest));
+    cudaCheck(cudaStreamCreateWithPriority(&f->messages, cudaStreamNonBlocking, highest));
 }
 
 // Makes the communicators that the strategy uses: each takes hundreds of MiB of a GPU. One that is
@@ -410,7 +425,8 @@ static void deregister_buffers(Fsdp *f, const Buffers *b) {
 // The buffers of the table are allocated by now. id: the same on all ranks.
 static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
     create_streams(f);
-    create_event(f, &f->step_done);
+    create_event(f, &f->step_done), create_event(f, &f->sendable);
+    for (int i = 0; i < 2; i++) create_event(f, &f->arrived[i]), create_event(f, &f->added[i]);
     f->waits = (FsdpWait *)malloc_check(FSDP_TIMED_WAITS * sizeof(FsdpWait));
     for (int i = 0; i < FSDP_TIMED_WAITS; i++) {
         cudaCheck(cudaEventCreate(&f->waits[i].begin));
@@ -487,6 +503,11 @@ static void fsdp_finish(Fsdp *f, const Buffers *b) {
         cudaCheck(cudaEventDestroy(s->freed));
     }
     cudaCheck(cudaEventDestroy(f->step_done));
+    cudaCheck(cudaEventDestroy(f->sendable));
+    for (int i = 0; i < 2; i++) {
+        cudaCheck(cudaEventDestroy(f->arrived[i]));
+        cudaCheck(cudaEventDestroy(f->added[i]));
+    }
     for (int i = 0; i < FSDP_TIMED_WAITS; i++) {
         cudaCheck(cudaEventDestroy(f->waits[i].begin));
         cudaCheck(cudaEventDestroy(f->waits[i].end));
@@ -495,6 +516,7 @@ static void fsdp_finish(Fsdp *f, const Buffers *b) {
     cudaCheck(cudaStreamDestroy(f->compute));
     cudaCheck(cudaStreamDestroy(f->gather));
     cudaCheck(cudaStreamDestroy(f->reduce));
+    cudaCheck(cudaStreamDestroy(f->messages));
 }
 
 // The tables go last: the rows of the buffers point into them.
@@ -770,36 +792,61 @@ static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     return (float *)s->data;
 }
 
-// bf16_reduce: sends bf16, hands fp32 on. part: elements from every rank.
-static void exchange_parts(Fsdp *f, const FsdpUnit *unit, const void *whole, size_t at, size_t n) {
+// Where a half begins, in elements.
+static size_t exchange_half(const Fsdp *f, int half) {
+    return (size_t)half * f->exchange_part * (size_t)f->c.world;
+}
+
+// A part of a slice, elements `at`.. of it, and the half of the exchange that it goes through.
+typedef struct {
+    size_t at, n;
+    int half;
+} FsdpPart;
+
+// Every rank's part of the own slice, one behind the other, arrives in the half. bf16_reduce: bf16.
+static void exchange_part(Fsdp *f, const FsdpUnit *unit, const void *whole, FsdpPart p) {
     size_t size = f->c.bf16_reduce ? sizeof(bf16) : sizeof(float);
     ncclDataType_t type = f->c.bf16_reduce ? ncclBfloat16 : ncclFloat32;
-    char *in = f->c.bf16_reduce ? (char *)f->bf16_exchange : (char *)f->exchange;
+    char *in = (f->c.bf16_reduce ? (char *)f->bf16_exchange : (char *)f->exchange) +
+               exchange_half(f, p.half) * size;
     double began = clock_ms();
     collective_begins("reduce", unit->name);
     ncclCheck(ncclGroupStart());
     for (int j = 0; j < f->c.world; j++) {
         size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;
-        ncclCheck(ncclSend((const char *)whole + (slice_of_j + at) * size, n, type, j,
-                           f->world_comm, f->reduce));
-        ncclCheck(ncclRecv(in + (size_t)j * n * size, n, type, j, f->world_comm, f->reduce));
+        ncclCheck(ncclSend((const char *)whole + (slice_of_j + p.at) * size, p.n, type, j,
+                           f->world_comm, f->messages));
+        ncclCheck(ncclRecv(in + (size_t)j * p.n * size, p.n, type, j, f->world_comm, f->messages));
     }
     ncclCheck(ncclGroupEnd());
     count_blocking(f, began);
-    f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * n * size);
+    f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * p.n * size);
     f->counters.collectives++;
-    if (f->c.bf16_reduce)
-        cast_from_bf16(f->exchange, f->bf16_exchange, (size_t)f->c.world * n, f->reduce);
 }
 
-// Every owner of a slice receives every rank's part of it and adds the parts in
-// the order of the ranks.
+static void add_part(Fsdp *f, const FsdpUnit *unit, int use, FsdpPart p, bool accumulate) {
+    const float *parts = f->exchange + (f->c.bf16_reduce ? 0 : exchange_half(f, p.half));
+    if (f->c.bf16_reduce)
+        cast_from_bf16(f->exchange, f->bf16_exchange + exchange_half(f, p.half),
+                       (size_t)f->c.world * p.n, f->reduce);
+    grads_add(f, unit, use, p.at, parts, f->c.world, p.n, accumulate);
+}
+
+// Every owner of a slice receives every rank's part of it and adds the parts in the order of the
+// ranks (reduce stream), while those of the next part are on their way (stream of the messages).
 static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
                            bool accumulate) {
-    for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
-        size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
-        exchange_parts(f, unit, whole, at, n);
-        grads_add(f, unit, use, at, f->exchange, f->c.world, n, accumulate);
+    cudaCheck(cudaEventRecord(f->sendable, f->reduce));
+    if (!defect("sendable")) cudaCheck(cudaStreamWaitEvent(f->messages, f->sendable, 0));
+    FsdpPart p = {0, f->exchange_part, 0};
+    for (; p.at < unit->slice; p.at += p.n, p.half = (p.half + 1) % f->exchange_halves) {
+        if (unit->slice - p.at < p.n) p.n = unit->slice - p.at;
+        if (!defect("added")) cudaCheck(cudaStreamWaitEvent(f->messages, f->added[p.half], 0));
+        exchange_part(f, unit, whole, p);
+        cudaCheck(cudaEventRecord(f->arrived[p.half], f->messages));
+        if (!defect("arrived")) cudaCheck(cudaStreamWaitEvent(f->reduce, f->arrived[p.half], 0));
+        add_part(f, unit, use, p, accumulate);
+        cudaCheck(cudaEventRecord(f->added[p.half], f->reduce));
     }
 }
 

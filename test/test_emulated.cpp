@@ -133,8 +133,8 @@ static void text_is_the_cpu_devices_and_races_with_nothing(void **) {
 }
 
 static void every_wait_that_is_left_out_is_found(void **) {
-    static const char *const defects[] = {"slot freed", "updated", "gathered", "gradient freed",
-                                          "filled"};
+    static const char *const defects[] = {"slot freed", "updated",  "gathered", "gradient freed",
+                                          "filled",     "sendable", "arrived",  "added"};
     for (const char *d : defects) {
         static Outcome found;
         // One gradient slot: with two the next wait would imply the one left out.
