@@ -37,13 +37,14 @@ typedef struct {
 } Shape;
 static const Shape shapes[] = {{"124M", "gpt2:d12", 64, 1024, 8, 524288, RECOMPUTE_NONE},
                                {"1558M", "gpt2:d48", 16, 1024, 8, 524288, RECOMPUTE_NONE},
+                               {"2.7B", "gpt3:c2560", 8, 2048, 16, 1048576, RECOMPUTE_NORM},
                                {"13B", "gpt3:c5120", 4, 2048, 64, 2097152, RECOMPUTE_NORM},
                                {"175B", "gpt3:c12288", 3, 2048, 256, 3145728, RECOMPUTE_LAYER}};
 
 static const Shape *shape_named(const char *size) {
     for (const Shape &s : shapes)
         if (!strcmp(s.size, size)) return &s;
-    die("size %s: expected 124M, 1558M, 13B or 175B", size);
+    die("size %s: expected 124M, 1558M, 2.7B, 13B or 175B", size);
 }
 
 // The launches of a micro-step with all that follows it in its step.
