@@ -97,6 +97,7 @@ typedef struct {
     SlotState state;
     int unit;      // whose data it holds; -1: nobody's
     long version;  // of the unit when it was gathered
+    bool one;      // one memory for all ranks of the shard group, which are on one node (CPU)
     cudaEvent_t ready, freed;
 } FsdpSlot;
 
@@ -422,6 +423,23 @@ static void deregister_buffers(Fsdp *f, const Buffers *b) {
     }
 }
 
+// On CPUs the ranks of one node reach what is registered where it lies.
+static void share_buffers(Fsdp *f, const Buffers *b) {
+#ifdef DEVICE_CPU
+    for (int i = 0; i < f->ngather && f->c.K > 1; i++) {
+        FsdpSlot *s = &f->gather_slots[i];
+        s->one = cpu_share(f->gather_comm, s->data, s->bytes, true);
+    }
+    for (int i = 0; i < b->count; i++) {
+        const Buffer *row = &b->rows[i];
+        if (row->travel == BUFFER_REDUCED)
+            cpu_share(moved_by(f, row), *row->pointer, row->bytes, false);
+    }
+#else
+    (void)f, (void)b;
+#endif
+}
+
 // The buffers of the table are allocated by now. id: the same on all ranks.
 static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
     create_streams(f);
@@ -441,6 +459,7 @@ static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
     collective_begins("start", "the communicators");
     create_communicators(f, id);
     register_buffers(f, b);
+    share_buffers(f, b);
     __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
 }
 
@@ -623,6 +642,19 @@ static FsdpSlot *slot_for(Fsdp *f, int u, int before) {
     return best;
 }
 
+// Waits, on CPUs, until all ranks have come: they have freed their slots, which may be one memory,
+// have their gradients complete, or have read those of the others.
+static void all_ranks_come(Fsdp *f, ncclComm_t comm, const char *what, const FsdpUnit *unit) {
+#ifdef DEVICE_CPU
+    collective_begins(what, unit->name);
+    double began = clock_ms();
+    cpu_barrier(comm, unit->elements);
+    count_blocking(f, began);
+#else
+    (void)f, (void)comm, (void)what, (void)unit;
+#endif
+}
+
 static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     FsdpUnit *unit = &f->units[u];
     if (s->state == SLOT_IN_USE)
@@ -632,6 +664,7 @@ static void gather_into(Fsdp *f, FsdpSlot *s, int u) {
     if (!defect("updated")) cudaCheck(cudaStreamWaitEvent(f->gather, unit->updated, 0));
     timeline_begin(f->timeline, f->gather, "gather", unit->name);
     floatX *whole = (floatX *)s->data, *own = whole + (size_t)f->shard_rank * unit->slice;
+    if (f->c.K > 1) all_ranks_come(f, f->gather_comm, "gather", unit);
     cast_from_float(own, f->p + unit->at, unit->slice, f->gather);
     if (f->c.K > 1)
         counted(f, "gather", unit->name, gathered_bytes,
@@ -705,7 +738,7 @@ static void fsdp_release(Fsdp *f, int u) {
     bool keep = worth_keeping(f, u);
     s->state = keep ? SLOT_READY : SLOT_FREE;
 #ifdef FSDP_POISON
-    if (!keep) cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->compute));
+    if (!keep && !s->one) cudaCheck(cudaMemsetAsync(s->data, 0xff, s->bytes, f->compute));
 #endif
     cudaCheck(cudaEventRecord(s->freed, f->compute));
 }
@@ -725,20 +758,21 @@ static void grads_close(Fsdp *f, const FsdpUnit *u) {
     if (f->c.bf16_grads) cast_to_bf16((bf16 *)f->g + u->at, f->g_view, u->slice, f->reduce);
 }
 
-// Adds nparts contributions of n elements, one after the other, to elements `at`.. of the slice. A
-// bf16 shard is rounded after each, so that the result does not depend on how many come at a time.
+// Adds nparts contributions of n elements, one after the other, to elements `at`.. of the slice;
+// stride: elements from one to the next. A bf16 shard is rounded after each, so that the result
+// does not depend on how many come at a time.
 static void grads_add(Fsdp *f, const FsdpUnit *u, int use, size_t at, const float *parts,
-                      int nparts, size_t n, bool accumulate) {
+                      int nparts, size_t stride, size_t n, bool accumulate) {
     bool second = use == 1 && f->g_second;
     if (second || !f->c.bf16_grads) {
         float *shard = second ? f->g_second : (float *)f->g + u->at;
-        shard_add_ordered(shard + at, parts, nparts, n, n, accumulate, f->reduce);
+        shard_add_ordered(shard + at, parts, nparts, stride, n, accumulate, f->reduce);
         return;
     }
     bf16 *shard = (bf16 *)f->g + u->at + at;
     for (int k = 0; k < nparts; k++, accumulate = true) {
         if (accumulate) cast_from_bf16(f->g_view, shard, n, f->reduce);
-        shard_add(f->g_view, parts + (size_t)k * n, n, accumulate, f->reduce);
+        shard_add(f->g_view, parts + (size_t)k * stride, n, accumulate, f->reduce);
         cast_to_bf16(shard, f->g_view, n, f->reduce);
     }
 }
@@ -792,6 +826,37 @@ static float *fsdp_grad(Fsdp *f, int u, int use, bool *fresh) {
     return (float *)s->data;
 }
 
+// bytes: from each of the other ranks.
+static void count_exchange(Fsdp *f, size_t bytes) {
+    f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * bytes);
+    f->counters.collectives++;
+}
+
+// On CPUs of one node: adds the ranks' parts of the own slice where they lie, counted as if they
+// had been sent. False: they have to be.
+static bool reduce_in_place(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
+                            bool accumulate) {
+#ifdef DEVICE_CPU
+    if (f->c.bf16_reduce) return false;
+    size_t stride = 0;  // bytes
+    const float *own = (const float *)whole + (size_t)f->shard_rank * unit->slice;
+    const float *parts =
+        (const float *)cpu_parts(f->world_comm, own, unit->slice * sizeof(float), &stride);
+    if (!parts) return false;
+    all_ranks_come(f, f->world_comm, "reduce", unit);
+    for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
+        size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
+        count_exchange(f, n * sizeof(float));
+        grads_add(f, unit, use, at, parts + at, f->c.world, stride / sizeof(float), n, accumulate);
+    }
+    all_ranks_come(f, f->world_comm, "reduce", unit);  // they have been read
+    return true;
+#else
+    (void)f, (void)unit, (void)use, (void)whole, (void)accumulate;
+    return false;
+#endif
+}
+
 // Where a half begins, in elements.
 static size_t exchange_half(const Fsdp *f, int half) {
     return (size_t)half * f->exchange_part * (size_t)f->c.world;
@@ -820,8 +885,7 @@ static void exchange_part(Fsdp *f, const FsdpUnit *unit, const void *whole, Fsdp
     }
     ncclCheck(ncclGroupEnd());
     count_blocking(f, began);
-    f->counters.reduced_bytes += (double)((size_t)(f->c.world - 1) * p.n * size);
-    f->counters.collectives++;
+    count_exchange(f, p.n * size);
 }
 
 static void add_part(Fsdp *f, const FsdpUnit *unit, int use, FsdpPart p, bool accumulate) {
@@ -829,13 +893,14 @@ static void add_part(Fsdp *f, const FsdpUnit *unit, int use, FsdpPart p, bool ac
     if (f->c.bf16_reduce)
         cast_from_bf16(f->exchange, f->bf16_exchange + exchange_half(f, p.half),
                        (size_t)f->c.world * p.n, f->reduce);
-    grads_add(f, unit, use, p.at, parts, f->c.world, p.n, accumulate);
+    grads_add(f, unit, use, p.at, parts, f->c.world, p.n, p.n, accumulate);
 }
 
 // Every owner of a slice receives every rank's part of it and adds the parts in the order of the
 // ranks (reduce stream), while those of the next part are on their way (stream of the messages).
 static void reduce_ordered(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
                            bool accumulate) {
+    if (reduce_in_place(f, unit, use, whole, accumulate)) return;
     cudaCheck(cudaEventRecord(f->sendable, f->reduce));
     if (!defect("sendable")) cudaCheck(cudaStreamWaitEvent(f->messages, f->sendable, 0));
     FsdpPart p = {0, f->exchange_part, 0};
@@ -866,7 +931,7 @@ static void reduce_fast(Fsdp *f, const FsdpUnit *unit, int use, float *whole, bo
                 ncclReduceScatter(whole, own, unit->slice, ncclFloat32, ncclSum, f->reduce_comm,
                                   f->reduce));
     }
-    grads_add(f, unit, use, 0, own, 1, unit->slice, accumulate);
+    grads_add(f, unit, use, 0, own, 1, 0, unit->slice, accumulate);
 }
 
 static void reduce_whole(Fsdp *f, int u, int use, float *whole) {

@@ -6,7 +6,11 @@
 // has read everything of round n-1, so an area may be written again two rounds later without
 // a further barrier. The head of an area carries the call's signature, which every reader
 // compares with its own.
+// What lies in a window (cpu_share) on all ranks is read there, between two rounds
+// that move nothing.
 #include "nccl.h"
+
+#include "window.h"
 
 #include "../lib/die.h"
 #include <algorithm>
@@ -31,10 +35,16 @@
 // Bytes of data in a staging area: large enough to amortise a round, small enough to stay in cache.
 #define STAGE_BYTES ((size_t)1 << 20)
 
+struct Place {
+    int64_t window;  // index of a window, -1: in none
+    size_t offset;
+};
+
 struct Signature {
     char tag[16];  // the operation
     uint64_t round, count;
     int32_t type, op;
+    Place at;  // of data that is read where it lies
 };
 
 struct alignas(64) Area {
@@ -62,6 +72,7 @@ struct ncclComm {
     int spins;                    // polls before going to sleep
     std::vector<int> lane;        // of each rank on this node; -1: on another node
     std::vector<Area *> inbound;  // where a remote rank's area arrives (two per rank)
+    std::vector<Window> windows;  // only if all ranks are on this node
 #ifdef USE_MPI
     MPI_Comm mpi;
     std::vector<MPI_Request> requests;
@@ -181,8 +192,11 @@ static Words describe(const Signature &s) {
     static const char *const ops[] = {" (sum)", " (max)"};
     bool reduces = strstr(s.tag, "Reduce") && (unsigned)s.op < 2;
     Words w;
-    snprintf(w.text, sizeof w.text, "%.15s of %lu %s%s", s.tag, (unsigned long)s.count,
-             (unsigned)s.type < 5 ? types[s.type] : "?", reduces ? ops[s.op] : "");
+    int n = snprintf(w.text, sizeof w.text, "%.15s of %lu %s%s", s.tag, (unsigned long)s.count,
+                     (unsigned)s.type < 5 ? types[s.type] : "?", reduces ? ops[s.op] : "");
+    if (s.at.window >= 0)
+        snprintf(w.text + n, sizeof w.text - (size_t)n, " at byte %zu of shared buffer %d",
+                 s.at.offset, (int)s.at.window);
     return w;
 }
 
@@ -234,10 +248,16 @@ static const char *round_read(ncclComm *c, int j) {
     }
     const Signature *own = &own_area(c, c->round)->signature, *s = &area->signature;
     if (strcmp(own->tag, s->tag) || own->count != s->count || own->type != s->type ||
-        own->op != s->op)
+        own->op != s->op || own->at.window != s->at.window || own->at.offset != s->at.offset)
         die("collective %lu: rank %d calls %s, rank %d calls %s", (unsigned long)c->round, c->rank,
             describe(*own).text, j, describe(*s).text);
     return area->data;
+}
+
+// A round that moves nothing: over when all have come to it.
+static void round_done(ncclComm *c, Signature s) {
+    round_post(c, s, 0, 0);
+    for (int j = 0; j < c->size; j++) round_read(c, j);
 }
 
 // ---- communicators -----------------------------------------------------------------------------
@@ -245,7 +265,7 @@ static const char *round_read(ncclComm *c, int j) {
 static Signature sign(const char *tag, size_t count, int type, int op) {
     Signature s = {};
     snprintf(s.tag, sizeof s.tag, "%s", tag);
-    s.count = count, s.type = type, s.op = op;
+    s.count = count, s.type = type, s.op = op, s.at.window = -1;
     return s;
 }
 
@@ -413,6 +433,7 @@ ncclResult_t ncclCommSplit(ncclComm_t parent, int color, int key, ncclComm_t *sp
 }
 
 ncclResult_t ncclCommDestroy(ncclComm_t c) {
+    for (Window &w : c->windows) window_close(&w);
     shared_detach(c);
     for (Area *a : c->inbound) free(a);
 #ifdef USE_MPI
@@ -439,6 +460,80 @@ const char *ncclGetErrorString(ncclResult_t result) {
     return result == ncclSuccess       ? "no error"
            : result == ncclSystemError ? "system error"
                                        : "invalid argument or a form that the CPU device lacks";
+}
+
+// ---- windows -----------------------------------------------------------------------------------
+
+// The file of a window, made by rank 0 and opened by the others; -1 if it is not to be had.
+static int window_file(ncclComm *c, const Window *w) {
+    struct {
+        FileAddress at;
+        bool there;
+    } mine = {};
+    if (c->rank == 0) {
+        mine.at = shared_create();
+        mine.there = window_resize(w, (int)mine.at.fd);
+        if (!mine.there) close((int)mine.at.fd);
+    }
+    std::vector<decltype(mine)> all((size_t)c->size);
+    exchange_small(c, &mine, all.data(), sizeof mine);
+    if (!all[0].there) return -1;
+    return c->rank == 0 ? (int)mine.at.fd : shared_open(all[0].at);
+}
+
+bool cpu_share(ncclComm_t c, void *data, size_t bytes, bool one) {
+    round_done(c, sign(one ? "ShareOne" : "Share", bytes, ncclUint8, 0));
+    const bool together = std::count(c->lane.begin(), c->lane.end(), -1) == 0;
+    if (c->size == 1 || !together || bytes < (size_t)sysconf(_SC_PAGESIZE)) return false;
+    Window w = window_plan(data, bytes, one, c->rank, c->size);
+    const int fd = window_file(c, &w);
+    const char mine = fd >= 0 && window_look(&w, fd);
+    std::vector<char> all((size_t)c->size);
+    exchange_small(c, &mine, all.data(), sizeof mine);
+    const bool shared = std::count(all.begin(), all.end(), 0) == 0;
+    if (shared) {
+        window_open(&w, fd);
+        c->windows.push_back(w);
+    } else {
+        window_look_away(&w);
+    }
+    if (fd >= 0) close(fd);
+    return shared;
+}
+
+void cpu_barrier(ncclComm_t c, size_t count) {
+    round_done(c, sign("Barrier", count, ncclUint8, 0));
+}
+
+static Place place_of(const ncclComm *c, const void *data, size_t bytes) {
+    for (size_t i = 0; i < c->windows.size(); i++) {
+        const Window *w = &c->windows[i];
+        const size_t offset = (size_t)data - (size_t)w->own;
+        if (offset <= w->bytes && bytes <= w->bytes - offset) return {(int64_t)i, offset};
+    }
+    return {-1, 0};
+}
+
+const void *cpu_parts(ncclComm_t c, const void *data, size_t bytes, size_t *stride) {
+    const Place p = place_of(c, data, bytes);
+    if (p.window < 0 || !c->windows[(size_t)p.window].all) return NULL;
+    *stride = c->windows[(size_t)p.window].stride;
+    return window_at(&c->windows[(size_t)p.window], 0, p.offset);
+}
+
+// Announces a call whose parts for the ranks (bytes each) lie in a window of all of them, at one
+// offset; parts[j] becomes where what rank j has for this one can be read. False if they do not.
+static bool find_parts(ncclComm *c, Signature *s, const std::vector<const char *> &mine,
+                       size_t bytes, std::vector<const char *> &parts) {
+    s->at = place_of(c, mine[0], bytes);
+    for (const char *part : mine)
+        if (place_of(c, part, bytes).window != s->at.window) s->at = {-1, 0};
+    if (s->at.window < 0) return false;
+    round_done(c, *s);
+    const Window *w = &c->windows[(size_t)s->at.window];
+    for (int j = 0; j < c->size; j++)
+        parts[(size_t)j] = window_at(w, j, (size_t)(mine[(size_t)c->rank] - w->own));
+    return true;
 }
 
 // ---- copies and sums ---------------------------------------------------------------------------
@@ -537,16 +632,26 @@ static void combine(void *dst, const std::vector<const char *> &parts, size_t n,
 
 // ---- collectives -------------------------------------------------------------------------------
 
+// Gathers into one memory of all ranks: every part is there when all have come.
+static bool gather_in_one(ncclComm *c, Signature *s, const char *out, size_t bytes) {
+    const Place at = place_of(c, out, bytes * (size_t)c->size);
+    if (at.window < 0 || c->windows[(size_t)at.window].all) return false;
+    s->at = at;
+    round_done(c, *s);
+    return true;
+}
+
 ncclResult_t ncclAllGather(const void *send, void *recv, size_t sendcount, ncclDataType_t type,
                            ncclComm_t c, cudaStream_t) {
     size_t bytes = sendcount * type_bytes(type);
     char *out = (char *)recv;
     if (out + (size_t)c->rank * bytes != send) memmove(out + (size_t)c->rank * bytes, send, bytes);
-    if (c->size == 1) return ncclSuccess;
+    Signature s = sign("AllGather", sendcount, type, 0);
+    if (c->size == 1 || gather_in_one(c, &s, out, bytes)) return ncclSuccess;
     for (size_t at = 0; at < bytes; at += STAGE_BYTES) {
         size_t n = std::min(STAGE_BYTES, bytes - at);
         copy(round_open(c), (const char *)send + at, n);
-        round_post(c, sign("AllGather", sendcount, type, 0), 0, n);
+        round_post(c, s, 0, n);
         for (int j = 0; j < c->size; j++) {
             const char *part = round_read(c, j);
             if (j != c->rank) copy(out + (size_t)j * bytes + at, part, n);
@@ -563,20 +668,27 @@ static size_t part_bytes(const ncclComm *c) {
 ncclResult_t ncclReduceScatter(const void *send, void *recv, size_t recvcount, ncclDataType_t type,
                                ncclRedOp_t op, ncclComm_t c, cudaStream_t) {
     size_t bytes = recvcount * type_bytes(type), part = part_bytes(c);
-    std::vector<const char *> parts((size_t)c->size);
+    std::vector<const char *> parts((size_t)c->size), mine((size_t)c->size);
     if (c->size == 1) {
         if (recv != send) memmove(recv, send, bytes);
+        return ncclSuccess;
+    }
+    Signature s = sign("ReduceScatter", recvcount, type, op);
+    for (size_t j = 0; j < mine.size(); j++) mine[j] = (const char *)send + j * bytes;
+    if (find_parts(c, &s, mine, bytes, parts)) {
+        combine(recv, parts, recvcount, type, op);
+        round_done(c, s);
         return ncclSuccess;
     }
     for (size_t at = 0; at < bytes; at += part) {
         size_t n = std::min(part, bytes - at);
         char *stage = round_open(c);
         for (size_t j = 0; j < (size_t)c->size; j++)
-            if ((int)j != c->rank) copy(stage + j * part, (const char *)send + j * bytes + at, n);
-        round_post(c, sign("ReduceScatter", recvcount, type, op), part, n);
+            if ((int)j != c->rank) copy(stage + j * part, mine[j] + at, n);
+        round_post(c, s, part, n);
         for (int j = 0; j < c->size; j++)
             parts[(size_t)j] = round_read(c, j) + (size_t)c->rank * part;
-        parts[(size_t)c->rank] = (const char *)send + (size_t)c->rank * bytes + at;
+        parts[(size_t)c->rank] = mine[(size_t)c->rank] + at;
         combine((char *)recv + at, parts, n / type_bytes(type), type, op);
     }
     return ncclSuccess;
@@ -643,13 +755,21 @@ ncclResult_t ncclGroupStart(void) {
 
 static void all_to_all(ncclComm *c, size_t bytes) {
     size_t part = part_bytes(c), me = (size_t)c->rank;
+    std::vector<const char *> parts((size_t)c->size);
+    Signature s = sign("SendRecv", bytes, 0, 0);
     if (group.send[me] != group.recv[me]) memmove(group.recv[me], group.send[me], bytes);
+    if (c->size > 1 && find_parts(c, &s, group.send, bytes, parts)) {
+        for (size_t j = 0; j < parts.size(); j++)
+            if (j != me) copy(group.recv[j], parts[j], bytes);
+        round_done(c, s);
+        return;
+    }
     for (size_t at = 0; at < bytes && c->size > 1; at += part) {
         size_t n = std::min(part, bytes - at);
         char *stage = round_open(c);
         for (size_t j = 0; j < (size_t)c->size; j++)
             if (j != me) copy(stage + j * part, group.send[j] + at, n);
-        round_post(c, sign("SendRecv", bytes, 0, 0), part, n);
+        round_post(c, s, part, n);
         for (size_t j = 0; j < (size_t)c->size; j++) {
             const char *in = round_read(c, (int)j);
             if (j != me) copy(group.recv[j] + at, in + me * part, n);

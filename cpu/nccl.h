@@ -1,6 +1,7 @@
 // cpu/nccl.h: the NCCL calls the program uses, between processes on CPUs.
 //
 // Ranks of a node exchange through shared memory, ranks of different nodes through MPI.
+// Buffers that a node's ranks share (cpu_share) are read where they lie.
 // Every collective blocks until it is done; sums are taken in the order of the ranks,
 // in fp32 for bf16 data.
 // A call in which the ranks disagree (operation, count, type) is named on stderr and ends the job.
@@ -42,7 +43,7 @@ ncclResult_t ncclCommGetAsyncError(ncclComm_t comm, ncclResult_t *error);
 ncclResult_t ncclCommAbort(ncclComm_t comm);
 const char *ncclGetLastError(ncclComm_t comm);
 
-// Memory as from cudaMalloc; to register it changes nothing.
+// Memory as from cudaMalloc; to register it changes nothing, cpu_share below does.
 static inline ncclResult_t ncclMemAlloc(void **ptr, size_t bytes) {
     return cudaMalloc(ptr, bytes) == cudaSuccess ? ncclSuccess : ncclSystemError;
 }
@@ -73,6 +74,21 @@ ncclResult_t ncclRecv(void *recv, size_t count, ncclDataType_t type, int peer, n
                       cudaStream_t stream);
 ncclResult_t ncclGroupStart(void);
 ncclResult_t ncclGroupEnd(void);
+
+// Not in NCCL: lets the ranks of comm reach each other's buffer of this many bytes where it lies,
+// until the communicator is destroyed. data: of cudaMalloc; its contents are lost.
+// one: it becomes one memory for all. Who writes into it waits with cpu_barrier until all have
+// come; an AllGather into it then has nothing to bring. Otherwise each rank keeps its own, and
+// ReduceScatter and an all-to-all read what they are sent from there: on all ranks it lies at one
+// offset of the buffer.
+// False, on all ranks alike, if that cannot be (several nodes or containers, limits, less than a
+// page): collectives copy what they send.
+bool cpu_share(ncclComm_t comm, void *data, size_t bytes, bool one);
+// Where rank 0 has what is at data in this rank's buffer, and the bytes from one rank's to the
+// next; NULL: comm does not share it, or it is one for all.
+const void *cpu_parts(ncclComm_t comm, const void *data, size_t bytes, size_t *stride);
+// Returns when all ranks have called it, with the same count (of what they are about to move).
+void cpu_barrier(ncclComm_t comm, size_t count);
 
 // Not in NCCL: does the main thread wait for another rank? For the watchdog.
 bool cpu_collective_waits(void);

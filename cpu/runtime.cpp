@@ -58,7 +58,9 @@ static bool arena_grow(size_t end) {
 
 cudaError_t cudaMalloc(void **ptr, size_t bytes) {
     if (!arena.base && !arena_place()) return cudaErrorMemoryAllocation;
-    size_t at = round_up(arena.used, bytes >= HUGE_PAGE ? HUGE_PAGE : 64), end = at + bytes;
+    const size_t page = (size_t)sysconf(_SC_PAGESIZE), unit = bytes >= page ? page : 64;
+    size_t at = round_up(arena.used, bytes >= HUGE_PAGE ? HUGE_PAGE : unit);
+    size_t end = at + round_up(bytes, unit);
     if (end > arena.mapped && !arena_grow(end)) return cudaErrorMemoryAllocation;
     *ptr = arena.base + at;
     arena.used = end;

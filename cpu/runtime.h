@@ -37,8 +37,8 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *properties, int device);
 cudaError_t cudaGetLastError(void);
 const char *cudaGetErrorString(cudaError_t error);
 
-// Zeroed, aligned to 64 bytes (2 MiB where it is that large). cudaFree gives the pages
-// back, not the addresses.
+// Zeroed, aligned to 64 bytes (2 MiB where it is that large); from a page on, with pages of its
+// own. cudaFree gives the pages back, not the addresses.
 cudaError_t cudaMalloc(void **ptr, size_t bytes);
 cudaError_t cudaFree(void *ptr);
 cudaError_t cudaMallocHost(void **ptr, size_t bytes);

@@ -85,7 +85,7 @@ $(T)/test_ops_bf16_%.o: test/test_ops.cpp $(TEST_DEPENDS) | $(T)
 $(T)/bad_disk.so: test/bad_disk.cpp | $(T)
 	$(CXX) -std=c++17 -O1 $(WARN) -shared -fPIC $< -o $@
 
-$(T)/test_nccl: $(O)/nccl.o
+$(T)/test_nccl: $(O)/runtime.o $(O)/nccl.o
 $(T)/test_program $(T)/test_resume $(T)/test_faults: $(T)/bad_disk.so
 $(T)/test_skip: $(O)/runtime.o $(O)/nccl.o
 $(T)/test_skip.o: gpt.cu

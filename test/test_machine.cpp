@@ -271,6 +271,28 @@ static void a_file_beyond_its_limit_is_named(void **) {
     assert_int_equal(o.status, 1);
 }
 
+static void expect_same_losses(const Outcome *a, const Outcome *b) {
+    const char *x = a->out, *y = b->out;
+    int n = 0;
+    for (; (x = strstr(x, "\"loss\":")) && (y = strstr(y, "\"loss\":")); x++, y++, n++)
+        if (strncmp(x, y, strcspn(x, ","))) break;
+    if (x || n != 3) fail_msg("expected the same losses, found\n%s\nand\n%s", a->out, b->out);
+}
+
+// What the ranks share are files of no folder, but files: with a limit between what collectives
+// cannot do without (4 MiB for two ranks) and a slot, the ranks copy instead.
+static void ranks_that_may_not_share_their_slots_copy(void **) {
+    static const char *const precisions[] = {"fp32", "bf16"};
+    static Outcome shared, copied;
+    const char *options = "--model gpt2:L=1,C=384,NH=6,T=64 --train README.md --batch 1 --steps 3 "
+                          "--ranks 2 --json";
+    for (const char *precision : precisions) {
+        shared = run(PROGRAM " %s --precision %s", options, precision);
+        copied = run("ulimit -f 9216; " PROGRAM " %s --precision %s", options, precision);
+        expect_same_losses(&shared, &copied);
+    }
+}
+
 // From too little for anything to plenty, every limit either suffices or is refused by name.
 static void no_limit_of_the_address_space_ends_in_a_crash(void **) {
     static const char *const options[] = {"--threads 8", "--threads 1 --ranks 4 --precision bf16"};
@@ -310,14 +332,6 @@ static void an_interrupt_reaches_ranks_that_a_script_started_behind_itself(void 
     Outcome o = run(PROGRAM " " TINY "--steps 123462 --ranks 2 >/dev/null & pid=$!; sleep 1; "
                             "kill -INT $pid; sleep 2; kill -9 $pid 2>/dev/null && echo ignored it");
     if (strstr(o.out, "ignored it")) fail_msg("%s", o.out);
-}
-
-static void expect_same_losses(const Outcome *a, const Outcome *b) {
-    const char *x = a->out, *y = b->out;
-    int n = 0;
-    for (; (x = strstr(x, "\"loss\":")) && (y = strstr(y, "\"loss\":")); x++, y++, n++)
-        if (strncmp(x, y, strcspn(x, ","))) break;
-    if (x || n != 3) fail_msg("expected the same losses, found\n%s\nand\n%s", a->out, b->out);
 }
 
 // Each rank is process 1 of its namespace, with a /proc of its own or the machine's; or the third
@@ -374,6 +388,7 @@ int main(void) {
         cmocka_unit_test(a_rank_ended_for_want_of_memory_gets_the_reason),
         cmocka_unit_test(a_killed_rank_gets_the_likely_reasons),
         cmocka_unit_test(a_file_beyond_its_limit_is_named),
+        cmocka_unit_test(ranks_that_may_not_share_their_slots_copy),
         cmocka_unit_test(no_limit_of_the_address_space_ends_in_a_crash),
         cmocka_unit_test(process_1_of_a_container_answers_signals),
         cmocka_unit_test(an_interrupt_reaches_ranks_that_a_script_started_behind_itself),
