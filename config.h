@@ -27,6 +27,21 @@ typedef struct {
     bool forward_only;  // nothing is trained: no gradients, no moments
 } FsdpConfig;
 
+// Ranks of each communicator that the strategy uses. 0: it is not made, as one takes hundreds of
+// MiB of a GPU.
+typedef struct {
+    int world, gather, reduce, replicas;
+} FsdpCommRanks;
+
+static inline FsdpCommRanks fsdp_comm_ranks(const FsdpConfig *c) {
+    int replicas = c->world / c->K;
+    FsdpCommRanks ranks = {c->world, 0, 0, 0};
+    if (c->K > 1) ranks.gather = c->K;
+    if (!c->ordered) ranks.reduce = c->K;
+    if (!c->ordered && replicas > 1) ranks.replicas = replicas;
+    return ranks;
+}
+
 typedef struct {
     double gathered_bytes, reduced_bytes, allreduced_bytes;  // received from other ranks
     long collectives;

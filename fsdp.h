@@ -382,18 +382,18 @@ static void create_streams(Fsdp *f) {
     cudaCheck(cudaStreamCreateWithPriority(&f->messages, cudaStreamNonBlocking, highest));
 }
 
-// Makes the communicators that the strategy uses: each takes hundreds of MiB of a GPU. One that is
-// split off inherits its parent's configuration.
+// A communicator that is split off inherits its parent's configuration.
 static void create_communicators(Fsdp *f, ncclUniqueId id) {
     const FsdpConfig *c = &f->c;
     ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
     if (c->nccl_ctas) config.maxCTAs = c->nccl_ctas;
-    ncclCheck(ncclCommInitRankConfig(&f->world_comm, c->world, id, c->rank, &config));
-    if (c->K > 1)
+    const FsdpCommRanks ranks = fsdp_comm_ranks(c);
+    ncclCheck(ncclCommInitRankConfig(&f->world_comm, ranks.world, id, c->rank, &config));
+    if (ranks.gather)
         ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->gather_comm, NULL));
-    if (!c->ordered)
+    if (ranks.reduce)
         ncclCheck(ncclCommSplit(f->world_comm, f->replica, f->shard_rank, &f->reduce_comm, NULL));
-    if (!c->ordered && f->replicas > 1)
+    if (ranks.replicas)
         ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
 }
 
@@ -440,9 +440,16 @@ static void share_buffers(Fsdp *f, const Buffers *b) {
 #endif
 }
 
-// The buffers of the table are allocated by now. id: the same on all ranks.
-static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
+// Before the buffers are allocated: what NCCL takes is gone by then. id: the same on all ranks.
+static void fsdp_join(Fsdp *f, ncclUniqueId id) {
     create_streams(f);
+    collective_begins("start", "the communicators");
+    create_communicators(f, id);
+    __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
+}
+
+// The buffers of the table are allocated by now.
+static void fsdp_start(Fsdp *f, Buffers *b) {
     create_event(f, &f->step_done), create_event(f, &f->sendable);
     for (int i = 0; i < 2; i++) create_event(f, &f->arrived[i]), create_event(f, &f->added[i]);
     f->waits = (FsdpWait *)malloc_check(FSDP_TIMED_WAITS * sizeof(FsdpWait));
@@ -456,11 +463,8 @@ static void fsdp_start(Fsdp *f, Buffers *b, ncclUniqueId id) {
         FsdpSlot *s = i < f->ngather ? &f->gather_slots[i] : &f->grad_slots[i - f->ngather];
         create_event(f, &s->ready), create_event(f, &s->freed);
     }
-    collective_begins("start", "the communicators");
-    create_communicators(f, id);
     register_buffers(f, b);
     share_buffers(f, b);
-    __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
 }
 
 typedef struct {

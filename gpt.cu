@@ -826,9 +826,10 @@ static void allocate(const Buffers *b) {
 
 static void gpt_start(Gpt *g, ncclUniqueId id) {
     const GptConfig *c = &g->c;
+    fsdp_join(&g->f, id);
     allocate(&g->buffers);
     share_acts(g);
-    fsdp_start(&g->f, &g->buffers, id);
+    fsdp_start(&g->f, &g->buffers);
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
     ops_init(&dims, g->workspace, g->workspace_bytes, g->f.compute);
     cudaCheck(cudaDeviceSynchronize());

@@ -313,20 +313,29 @@ static void start_device(Run *r) {
 #endif
 }
 
+#ifdef DEVICE_CPU
 static void check_memory(const Run *r) {
     size_t needed = buffers_bytes(r->code->buffers(r->gpt), NULL);
-#ifdef DEVICE_CPU
     host_check_memory(needed, r->ranks.machines, r->ranks.local_world);
     host_check_address_space(needed, r->threads.n, r->ranks.local_world);
-#else
-    size_t free_bytes, total_bytes;
-    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
-        die_all("%.1f MiB are needed on this GPU and %.1f MiB are free; use more ranks, a smaller "
-                "--batch, --recompute layer or a smaller model (--plan shows what takes the "
-                "memory)",
-                mib(needed), mib(free_bytes));
-#endif
 }
+#else
+// Besides the buffers there is to be room for what libraries will take.
+static void check_memory(const Run *r) {
+    const Buffers *b = r->code->buffers(r->gpt);
+    const Gpu *known = gpu_of_device(r->device);
+    const size_t others = memory_of_libraries(known ? known : gpu_named("h100-sxm"),
+                                              &r->config.fsdp, r->ranks.local_world);
+    size_t needed = others, free_bytes, total_bytes;
+    for (int i = 0; i < b->count; i++)
+        if (!buffer_on_host(&b->rows[i])) needed += round_to_pages(b->rows[i].bytes);
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
+        die_all("%.1f MiB are needed on this GPU, some %.1f of them by NCCL and cuBLASLt, and %.1f "
+                "are free; use more ranks, a smaller --batch, --recompute layer or a smaller model "
+                "(--plan shows what takes the memory)",
+                mib(needed), mib(others), mib(free_bytes));
+}
+#endif
 
 static void start_model(Run *r) {
     ncclUniqueId id;

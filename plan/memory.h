@@ -68,6 +68,25 @@ static inline void memory_add(Memory *m, const Buffer *b) {
     if (!buffer_on_host(b)) m->rounding += (double)(round_to_pages(b->bytes) - b->bytes);
 }
 
+// Bytes that NCCL takes for a communicator of so many ranks, `of_node` of them on one node. peers:
+// each has sent to each.
+static inline double memory_of_comm(const Gpu *g, int ranks, int of_node, bool peers) {
+    if (ranks < 2) return 0;
+    double mib = ranks == 2 ? MEMORY_COMM_OF_TWO : MEMORY_COMM;
+    double channels = mib * (1 << 20) * g->channels / MEMORY_COMM_CHANNELS;
+    return channels + (peers ? MEMORY_PEER * (of_node - 1) : 0);
+}
+
+// What libraries will take of a GPU on which nothing but the context is there yet: NCCL connects
+// when a communicator is first used, and code is loaded then.
+static inline size_t memory_of_libraries(const Gpu *g, const FsdpConfig *c, int local_world) {
+    FsdpCommRanks n = fsdp_comm_ranks(c);
+    double bytes = MEMORY_BLAS + memory_of_comm(g, n.world, local_world, c->ordered);
+    bytes += memory_of_comm(g, n.gather, local_world, false);
+    bytes += memory_of_comm(g, n.reduce, local_world, false);
+    return (size_t)(bytes + memory_of_comm(g, n.replicas, local_world, false));
+}
+
 // d: a device on which the run's communicators have been made and used.
 static inline void memory_of_others(Memory *m, const Cluster *c, const PlanDevice *d) {
     if (c->cpu) {
@@ -79,9 +98,7 @@ static inline void memory_of_others(Memory *m, const Cluster *c, const PlanDevic
         const PlanComm *comm = &d->comms[i];
         int ranks = comm->group.ranks, of_node = ranks / comm->group.nodes;
         if (ranks == 1) continue;
-        double mib = ranks == 2 ? MEMORY_COMM_OF_TWO : MEMORY_COMM;
         m->ncomms++;
-        m->comms += mib * (1 << 20) * c->gpu.channels / MEMORY_COMM_CHANNELS;
-        if (comm->peers) m->comms += MEMORY_PEER * (of_node - 1);
+        m->comms += memory_of_comm(&c->gpu, ranks, of_node, comm->peers);
     }
 }

@@ -198,6 +198,9 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
     found = run("EMU_FAIL=ncclMemAlloc:1 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
     if (!strstr(found.err, "cannot allocate gather slot 0")) fail_msg("found: %s", found.err);
+    found = run("EMU_MEMORY=1e9 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
+    if (found.status == 0 || !strstr(found.err, "of them by NCCL and cuBLASLt, and 953.7 are free"))
+        fail_msg("exit code %d: %s", found.status, found.err);
     found = run("EMU_DEVICES=1 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
     if (found.status == 0 || !strstr(found.err, "ranks 0 and 1 share the GPU 0000:00:00.0"))
         fail_msg("exit code %d: %s", found.status, found.err);
