@@ -20,9 +20,9 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     c.model.T = 7, c.model.L = 2, c.model.NH = 3, c.model.C = 12;
     model_set_vocab(&c.model, 37);
     c.B = 2, c.T = 7, c.logits_rows = 5, c.unit = UNIT_LAYER;
-    FsdpConfig f = {rank,         RANKS, RANKS, ordered, false, false, false, false,
-                    MOMENTS_FP32, 2,     2,     1,       1,     false, false};
-    c.fsdp = f;
+    FsdpConfig *f = &c.fsdp;
+    f->rank = rank, f->world = f->K = RANKS, f->ordered = ordered;
+    f->gather_slots = f->grad_slots = 2, f->prefetch = f->micro_steps = 1;
     Gpt *g = gpt_create(&c);
     gpt_start(g, id);
     Model model = {&gpt_fp32_generic, g, &c};
