@@ -542,7 +542,7 @@ static Cluster choose_cluster(const Run *r) {
     Cluster c =
         gpus ? cluster_of_options(o->gpu, o->cluster, (double)o->network, (double)o->price, device)
              : cluster_here(r);
-    c.per_node = o->gpus_per_node;
+    c.per_node = c.cpu ? r->ranks.world : o->gpus_per_node;  // of this machine
     return c;
 }
 
@@ -595,7 +595,9 @@ static void start(Run *r, int argc, char **argv) {
     // A rank may be missing already when they meet; a thread does not follow into forked ranks.
     const bool watched = !plan && ranks_are_launched(r->o.ranks);
     if (watched) start_watchdog(r);
-    r->ranks = plan ? ranks_imagined(r->o.ranks, r->o.gpus_per_node)
+    // A plan for CPUs is for this machine alone.
+    const int per_node = is_for_gpus(&r->o) ? r->o.gpus_per_node : INT_MAX;
+    r->ranks = plan ? ranks_imagined(r->o.ranks, per_node)
                     : ranks_start(r->o.ranks, &machine, r->o.timeout);
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);

@@ -192,6 +192,7 @@ static const struct {
     {"price", offsetof(Cluster, price), 1, 1e6},
     {"host-launch", offsetof(Cluster, host_launch), 1e-6, 1e6},  // us
 };
+#define CLUSTER_LEAST 1e-3
 enum { CLUSTER_FIELDS = sizeof cluster_fields / sizeof cluster_fields[0] };
 
 static inline const Gpu *gpu_or_die(const char *where, const char *name) {
@@ -215,8 +216,8 @@ static inline void cluster_set(Cluster *c, const char *name, const char *value, 
         die_all("%s %s = %s: expected a number above 0", where, name, value);
     for (int i = 0; i < CLUSTER_FIELDS; i++)
         if (!strcmp(name, cluster_fields[i].name)) {
-            if (number > cluster_fields[i].most)
-                die_all("%s %s = %s: expected at most %g", where, name, value,
+            if (number < CLUSTER_LEAST || number > cluster_fields[i].most)
+                die_all("%s %s = %s: expected from %g to %g", where, name, value, CLUSTER_LEAST,
                         cluster_fields[i].most);
             *(double *)(void *)((char *)c + cluster_fields[i].offset) =
                 number * cluster_fields[i].unit;

@@ -19,6 +19,7 @@ typedef struct {
     PlanFailures failures;
     double run_tokens, run_seconds;  // of the whole run, failures among it
     const char *run_why;
+    bool ends;  // it does not where it fails faster than it starts again
 } Answer;
 
 static inline void answer_run(Answer *a) {
@@ -29,7 +30,8 @@ static inline void answer_run(Answer *a) {
     a->run_why = o->tokens ? "--tokens" : a->q->steps > 0 ? "its steps" : "20 a parameter";
     a->run_seconds = a->run_tokens / a->plan.tokens * a->plan.step.seconds;
     a->failures = plan_failures(&a->plan, a->q);
-    if (!a->q->cluster.cpu) a->run_seconds /= fmax(1e-3, 1 - a->failures.lost);
+    a->ends = a->q->cluster.cpu || a->failures.lost < 0.99;
+    if (!a->q->cluster.cpu && a->ends) a->run_seconds /= 1 - a->failures.lost;
 }
 
 // ---- text --------------------------------------------------------------------------------------
@@ -100,7 +102,8 @@ static inline void print_time(const Answer *a) {
     printf("  the step is bound by %s\n", plan_bound(p, a->q));
     bool beside = p->config.fsdp.world > 1 && !a->q->cluster.cpu;
     if (beside && a->hides)
-        printf("  communication hides (alone in under %.0f %% of a step) from --batch %d on\n",
+        printf("  communication hides (alone in under %.0f %% of a step) from --batch %d on,\n"
+               "  whether or not that fits\n",
                100 * HIDDEN_BELOW, a->hides);
     else if (beside)
         printf("  communication does not hide up to --batch %d\n", HIDES_MOST);
@@ -125,8 +128,11 @@ static inline void print_run(const Answer *a) {
     if (a->q->options->failures == 0) return;
     printf("  a failure every %.1f hours; a checkpoint of %.1f GB is written in %.0f s:\n",
            f->between_failures / 3600, f->bytes * 1e-9, f->writing);
-    printf("  best --checkpoint-minutes %.0f; %.1f %% of the time is lost, %.1f hours\n",
-           f->minutes, 100 * f->lost, f->lost * hours);
+    if (a->ends)
+        printf("  best --checkpoint-minutes %.0f; %.1f %% of the time is lost, %.1f hours\n",
+               f->minutes, 100 * f->lost, f->lost * hours);
+    else
+        printf("  it fails faster than it starts again: IT DOES NOT GET TO THE END\n");
 }
 
 // A word as a shell reads it back: in quotes where it has to be. Returns its length, at most four
@@ -325,8 +331,9 @@ static inline json_t *json_run(const Answer *a) {
     const PlanFailures *f = &a->failures;
     const Cluster *c = &a->q->cluster;
     double gpu_hours = a->run_seconds / 3600 * a->plan.config.fsdp.world;
-    return json_pack("{s:f,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f,s:f}}", "tokens", a->run_tokens,
-                     "days", a->run_seconds / 86400, "gpu_hours", gpu_hours, "cost",
+    return json_pack("{s:f,s:f,s:b,s:f,s:f,s:f,s:f,s:{s:f,s:f,s:f,s:f,s:f}}", "tokens",
+                     a->run_tokens, "steps", ceil(a->run_tokens / a->plan.tokens), "ends",
+                     (int)a->ends, "days", a->run_seconds / 86400, "gpu_hours", gpu_hours, "cost",
                      gpu_hours * c->price, "mwh", gpu_hours * c->gpu.watts * 1e-6, "checkpoints",
                      "bytes", f->bytes, "seconds", f->writing, "minutes", f->minutes,
                      "hours_between_failures", f->between_failures / 3600, "lost", f->lost);
@@ -352,8 +359,8 @@ static inline void print_json(const Answer *a, const char *code) {
 
 // ---- what main calls ---------------------------------------------------------------------------
 
-static inline Changes changes_room(void) {
-    Changes c = {(Change *)malloc_check(CHANGES_MOST * sizeof(Change)), 0, CHANGES_MOST};
+static inline Changes changes_room(int room) {
+    Changes c = {(Change *)malloc_check((size_t)room * sizeof(Change)), 0, room};
     return c;
 }
 
@@ -366,7 +373,7 @@ static inline void answer(const Question *q, const char *code) {
             1 << 20);  // a Gpt's tables are mostly empty: zero pages of the system
     a.q = q;
     if (!plan_make(&a.plan, q, o, q->place.world, &why)) die_all("%s", why.text);
-    a.changes = changes_room(), a.best = changes_room();
+    a.changes = changes_room(6), a.best = changes_room(5);
     if (!a.plan.fits) changes_that_fit(&a.changes, q, &a.plan), changes_plan(&a.changes, q);
     if (o->plan == PLAN_BEST) best_plans(&a.best, q, &a.plan), changes_plan(&a.best, q);
     if (q->place.world > 1 && !q->cluster.cpu) a.hides = batch_that_hides(q, &a.plan);

@@ -4,7 +4,7 @@
 
 #include "plan.h"
 
-enum { CHANGES_MOST = 5, CHANGE_TEXT = 200 };
+enum { CHANGE_TEXT = 200 };
 
 // Options in place of the given ones, and what they come to.
 typedef struct {
@@ -92,42 +92,51 @@ static inline void changes_plan(Changes *c, const Question *q) {
 
 // ---- what may be changed -----------------------------------------------------------------------
 
-// Values that take less memory than those in front of them. The numbers (dtypes) come last: they
-// change what is trained.
-static const struct {
-    const char *option, *values[4];
-} savers[] = {{"gather-buffers", {"1"}},
-              {"grad-buffers", {"1"}},
-              {"unit", {"half", "matrix"}},
-              {"logits-rows", {"4096", "1024", "512"}},
-              {"recompute", {"gelu", "norm", "layer"}},
-              {"shard", {"full"}},
-              {"reduce-dtype", {"bf16"}},
-              {"moment-dtype", {"fp32", "bf16"}},
-              {"grad-dtype", {"bf16"}}};
-enum { SAVERS = sizeof savers / sizeof savers[0], SAVER_VALUES = 4, SINGLES_MOST = 48 };
+// Values that take less memory than those in front of them.
+enum { SAVER_VALUES = 4, SINGLES_MOST = 48 };
+typedef struct {
+    const char *option, *values[SAVER_VALUES];
+} MemorySaver;
+static const MemorySaver savers[] = {{"gather-buffers", {"1"}},
+                                     {"grad-buffers", {"1"}},
+                                     {"unit", {"half", "matrix"}},
+                                     {"logits-rows", {"4096", "1024", "512"}},
+                                     {"recompute", {"gelu", "norm", "layer"}},
+                                     {"shard", {"full"}}};
+// These change what is trained.
+static const MemorySaver number_savers[] = {
+    {"reduce-dtype", {"bf16"}}, {"moment-dtype", {"fp32", "bf16"}}, {"grad-dtype", {"bf16"}}};
+enum { SAVERS = sizeof savers / sizeof savers[0], NUMBER_SAVERS = 3 };
 
-// The first change of each kind of the given one: `count` of them, not yet planned.
-static inline int single_changes(const Question *q, const Plan *base, Change *to) {
-    int n = 0;
+// The given options, in steps of as many tokens.
+static inline Change unchanged(const Question *q, const Plan *base) {
     Change none = {};
     none.options = *q->options, none.world = q->place.world;
     none.options.tokens_per_step = (uint64_t)base->tokens;
-    for (int i = 0; i < SAVERS; i++)
-        for (int k = 0; k < SAVER_VALUES && savers[i].values[k]; k++) {
-            to[n] = none;
-            n += change_set(&to[n], savers[i].option, savers[i].values[k]);
+    return none;
+}
+
+// The given options with one value each of a table: as many changes as returned, not yet planned.
+static inline int table_changes(const Change *none, const MemorySaver *table, int rows,
+                                Change *to) {
+    int n = 0;
+    for (int i = 0; i < rows; i++)
+        for (int k = 0; k < SAVER_VALUES && table[i].values[k]; k++) {
+            to[n] = *none;
+            n += change_set(&to[n], table[i].option, table[i].values[k]);
         }
+    return n;
+}
+
+// The same of all options that keep the numbers and the ranks.
+static inline int single_changes(const Question *q, const Plan *base, Change *to) {
+    const Change none = unchanged(q, base);
+    int n = table_changes(&none, savers, SAVERS, to);
     char value[16];
     for (int B = base->config.B / 2; B > 0; B /= 2) {
         snprintf(value, sizeof value, "%d", B);
         to[n] = none;
         n += change_set(&to[n], "batch", value);
-    }
-    for (int times = 2; times <= 16 && times * q->place.world <= 4096; times *= 2) {
-        snprintf(value, sizeof value, "%d", times * q->place.world);
-        to[n] = none;
-        n += change_set(&to[n], "ranks", value);
     }
     return n;
 }
@@ -173,12 +182,12 @@ static inline int batch_that_hides(const Question *q, const Plan *base) {
 
 // ---- --plan best -------------------------------------------------------------------------------
 
-// What is tried. Numbers stay as they are: they change what is trained. First all of `grid`
-// together, then from the best of them option by option.
+// What is tried. Numbers stay as they are: they change what is trained. All of `grid` together,
+// then from the best of them option by option.
 typedef struct {
     const char *option, *values[12];
 } Choice;
-enum { CHOICE_VALUES = 12, BEST_ROUNDS = 2, BEST_STARTS = 3 };
+enum { CHOICE_VALUES = 12, BEST_ROUNDS = 2 };
 static const Choice grid[] = {{"shard", {"full", "hybrid:node", "grads", "states", "none"}},
                               {"recompute", {"none", "gelu", "norm", "layer"}},
                               {"unit", {"layer", "matrix"}},
@@ -236,22 +245,22 @@ static inline void best_from(Changes *out, const Question *q, Change at) {
             }
 }
 
-// The grid as it is, or where nothing of it fits, with the least of everything else.
+// The best of the grid with the given micro-batch, half of it, and one sequence, with few rows of
+// logits where it does not fit else; and from each of these the climb.
 static inline void best_plans(Changes *out, const Question *q, const Plan *base) {
-    Changes starts = {(Change *)malloc_check(BEST_STARTS * sizeof(Change)), 0, BEST_STARTS};
-    Change from = {};
-    from.options = *q->options, from.world = q->place.world;
-    from.options.tokens_per_step = (uint64_t)base->tokens;
-    best_of_grid(&starts, q, &from, 0);
-    if (starts.count == 0) {
-        from.options.batch = 1, from.options.logits_rows = 512;
-        best_of_grid(&starts, q, &from, 0);
+    const int B = base->config.B, batches[] = {B, (B + 1) / 2, 1};
+    for (int i = 0; i < 3; i++) {
+        if (i > 0 && batches[i] == batches[i - 1]) continue;
+        Change start, from = unchanged(q, base);
+        Changes grid_best = {&start, 0, 1};
+        from.options.batch = batches[i];
+        best_of_grid(&grid_best, q, &from, 0);
+        from.options.logits_rows = 512;
+        if (grid_best.count == 0) best_of_grid(&grid_best, q, &from, 0);
+        if (grid_best.count == 0) continue;
+        changes_keep(out, &start);
+        best_from(out, q, start);
     }
-    for (int i = 0; i < starts.count; i++) {
-        changes_keep(out, &starts.list[i]);
-        best_from(out, q, starts.list[i]);
-    }
-    free(starts.list);
 }
 
 // ---- what would make it fit --------------------------------------------------------------------
@@ -271,9 +280,17 @@ static inline Change least_change(const Question *q, int world, uint64_t tokens)
     return x;
 }
 
-// Changes with which the run fits: single ones, or else pairs, or else all that can be saved, on as
-// many ranks as that takes and on twice as many, less of it as far as it goes.
-static inline void changes_that_fit(Changes *out, const Question *q, const Plan *base) {
+// The least that fits on so many ranks, and from there less of it as far as it goes.
+static inline void least_that_fits(Changes *out, const Question *q, const Plan *base, int world) {
+    Change x = least_change(q, world, (uint64_t)base->tokens);
+    if (!change_fits(&x, q)) x = least_change(q, world, 0);
+    if (!change_fits(&x, q)) return;
+    changes_keep(out, &x);
+    best_from(out, q, x);
+}
+
+// On the given ranks and with the given numbers: single changes, or else pairs, or else the least.
+static inline void changes_that_keep(Changes *out, const Question *q, const Plan *base) {
     Change *singles = (Change *)calloc(SINGLES_MOST, sizeof *singles), x;
     if (!singles) die("out of memory for the plan's changes");
     int n = single_changes(q, base, singles);
@@ -284,14 +301,36 @@ static inline void changes_that_fit(Changes *out, const Question *q, const Plan 
             if (change_both(&x, &singles[k], &singles[i]) && change_fits(&x, q))
                 changes_keep(out, &x);
     free(singles);
-    if (out->count) return;
+    if (out->count == 0) least_that_fits(out, q, base, q->place.world);
+}
+
+// On more ranks: as many as it takes if nothing else changes, or else with the least, and then on
+// twice as many.
+static inline void changes_of_ranks(Changes *out, const Question *q, const Plan *base) {
     int most = 4096;
-    for (int world = q->place.world; world <= most; world *= 2) {
-        x = least_change(q, world, (uint64_t)base->tokens);
-        if (!change_fits(&x, q)) x = least_change(q, world, 0);
-        if (!change_fits(&x, q)) continue;
-        if (out->count == 0 && 2 * world < most) most = 2 * world;
-        changes_keep(out, &x);
-        best_from(out, q, x);
+    bool found = false;
+    for (int world = 2 * q->place.world; world <= most && !found; world *= 2) {
+        char value[16];
+        Change x = unchanged(q, base);
+        snprintf(value, sizeof value, "%d", world);
+        found = change_set(&x, "ranks", value) && change_fits(&x, q);
+        if (found) changes_keep(out, &x);
     }
+    for (int world = 2 * q->place.world; world <= most && !found; world *= 2) {
+        if (out->count > 0) most = world;  // the last
+        least_that_fits(out, q, base, world);
+    }
+}
+
+// Changes with which the run fits. On CPUs the machine, and so the ranks, stay as they are.
+static inline void changes_that_fit(Changes *out, const Question *q, const Plan *base) {
+    Change numbers[NUMBER_SAVERS * SAVER_VALUES], none = unchanged(q, base), more;
+    Changes one = {&more, 0, 1};
+    changes_that_keep(out, q, base);
+    int n = table_changes(&none, number_savers, NUMBER_SAVERS, numbers);
+    for (int i = 0; i < n; i++)
+        if (change_fits(&numbers[i], q)) changes_keep(out, &numbers[i]);
+    if (q->cluster.cpu) return;
+    changes_of_ranks(out->count ? &one : out, q, base);
+    if (one.count) changes_keep(out, &more);
 }

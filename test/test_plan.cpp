@@ -536,7 +536,8 @@ static void nonsensical_plans_end_in_one_line(void **) {
         {"--plan worst", "--plan worst: expected no|yes|best"},
         {"--failures 25", "--failures 25: expected a number from 0 to 24"},
         {"--ranks 3 --shard hybrid:2", "expected a divisor of the 3 ranks"},
-        {"--ranks 12 --shard hybrid:node", "8 ranks on this node do not divide 12 ranks"},
+        {"--gpu h100-sxm --ranks 12 --shard hybrid:node",
+         "8 ranks on this node do not divide 12 ranks"},
         {"--cluster /nowhere/cluster", "/nowhere/cluster"},
         {"--gpu h200 --cluster x", "--gpu h200 --cluster x: expected one of them"},
     };
@@ -558,7 +559,8 @@ static void clusters_of_ones_own_are_read_and_checked(void **) {
                  {"gpu = h200\nspeed = 3\n", "cluster:2: speed: expected one of gpu, memory"},
                  {"tensor = fast\n", "cluster:1: tensor = fast: expected a number above 0"},
                  {"tensor 3\n", "cluster:1: expected a line `name = value`"},
-                 {"sustained = 7\n", "cluster:1: sustained = 7: expected at most 1"},
+                 {"sustained = 7\n", "cluster:1: sustained = 7: expected from 0.001 to 1"},
+                 {"link = 1e-300\n", "cluster:1: link = 1e-300: expected from 0.001 to"},
                  {"network = 800\ngpu = h200\n", "cluster:2: gpu: expected it before"}};
     for (auto &x : files) {
         FILE *f = fopen_check(path, "w");
@@ -631,6 +633,46 @@ static void what_is_proposed_is_what_it_would_be(void **) {
     if (!strstr(o.out, "--prompt 'it'\\''s; $x'")) fail_msg("%s%s", o.out, o.err);
 }
 
+// What keeps the numbers is proposed where there is such, and --plan best finds nothing slower.
+static void the_best_is_no_slower_than_what_would_make_it_fit(void **) {
+    static const char *const runs[] = {
+        "--gpu a100-80gb --ranks 64 --model gpt3:c12288 --recompute layer --reduce fast "
+        "--moment-dtype fp64",
+        "--gpu a100-40gb --ranks 16 --model gpt3:c5120"};
+    static Outcome o;
+    for (const char *options : runs) {
+        o = run(PROGRAM " --plan best --json --precision bf16 %s", options);
+        json_t *answer = json_loads(o.out, 0, NULL), *change;
+        json_t *best = json_array_get(json_object_get(answer, "best"), 0);
+        double seconds = json_number_value(json_object_get(best, "token_seconds"));
+        size_t i, kept = 0;
+        json_array_foreach(json_object_get(answer, "changes"), i, change) {
+            const char *text = json_string_value(json_object_get(change, "options"));
+            if (strstr(text, "-dtype") || strstr(text, "--ranks")) continue;
+            kept++;
+            if (!(seconds <= 1.002 * json_number_value(json_object_get(change, "token_seconds"))))
+                fail_msg("%s: %s is faster than the best", options, text);
+        }
+        if (!kept) fail_msg("%s: expected a change that keeps the numbers in %s", options, o.out);
+        json_decref(answer);
+    }
+}
+
+static void a_plan_for_cpus_is_for_this_machine(void **) {
+    static Outcome o;
+    o = run(PROGRAM " --plan --json --ranks 16");
+    assert_true(number_in(o.out, "cluster.gpus_per_node") == 16);
+    o = run(PROGRAM
+            " --plan --json --model gpt3:c12288");  // does not fit: no other ranks are tried
+    assert_int_equal(o.status, 0);
+}
+
+static void a_run_that_only_fails_never_ends(void **) {
+    Outcome o = run(PROGRAM " --plan --gpu a100-80gb --ranks 1024 --model gpt3:c12288 "
+                            "--precision bf16 --recompute layer --failures 2");
+    if (!strstr(o.out, "IT DOES NOT GET TO THE END")) fail_msg("found: %s", o.out);
+}
+
 static void under_mpirun_one_rank_answers(void **) {
     for (int rank = 0; rank < 2; rank++) {
         Outcome o = run("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=%d " PROGRAM " --plan", rank);
@@ -696,6 +738,9 @@ int main(void) {
         cmocka_unit_test(clusters_of_ones_own_are_read_and_checked),
         cmocka_unit_test(a_plan_is_readable_in_80_columns),
         cmocka_unit_test(what_is_proposed_is_what_it_would_be),
+        cmocka_unit_test(the_best_is_no_slower_than_what_would_make_it_fit),
+        cmocka_unit_test(a_plan_for_cpus_is_for_this_machine),
+        cmocka_unit_test(a_run_that_only_fails_never_ends),
         cmocka_unit_test(under_mpirun_one_rank_answers),
         cmocka_unit_test(text_and_json_say_the_same),
         cmocka_unit_test(on_cpus_the_ops_have_room_for_the_threads_of_a_rank),
