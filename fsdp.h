@@ -419,7 +419,9 @@ static void register_buffers(Fsdp *f, Buffers *b) {
 static void deregister_buffers(Fsdp *f, const Buffers *b) {
     for (int i = 0; i < b->count; i++) {
         ncclComm_t comm = moved_by(f, &b->rows[i]);
-        if (comm) ncclCheck(ncclCommDeregister(comm, b->rows[i].registered));
+        // Without a handle (NCCL_LOCAL_REGISTER=0) NCCL 2.22 takes it for an error.
+        if (comm && b->rows[i].registered)
+            ncclCheck(ncclCommDeregister(comm, b->rows[i].registered));
     }
 }
 
