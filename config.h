@@ -37,8 +37,9 @@ static inline FsdpCommRanks fsdp_comm_ranks(const FsdpConfig *c) {
     int replicas = c->world / c->K;
     FsdpCommRanks ranks = {c->world, 0, 0, 0};
     if (c->K > 1) ranks.gather = c->K;
-    if (!c->ordered) ranks.reduce = c->K;
-    if (!c->ordered && replicas > 1) ranks.replicas = replicas;
+    if (c->ordered || c->forward_only) return ranks;
+    if (c->K > 1) ranks.reduce = c->K;
+    if (replicas > 1) ranks.replicas = replicas;
     return ranks;
 }
 

@@ -136,8 +136,10 @@ typedef struct {
     int exchange_halves;
     double *sums;  // (SHARD_SUMS): sum of squares of the gradient, see shard_sum_squares
     float *absmax;
-    FsdpAudit audit;       // what the micro-step under way is for
-    uint64_t *audit_sums;  // (2, nunits, 2): of recorded and replayed gradients, by unit and use
+    FsdpAudit audit;  // what the micro-step under way is for
+    // (2, nunits, 2): checksums of recorded and replayed gradients, by unit and use; the first is
+    // also that of a whole array
+    uint64_t *audit_sums;
 
     FsdpSlot *gather_slots, *grad_slots;
     int ngather, ngrad;                  // slots in all
@@ -148,7 +150,8 @@ typedef struct {
     int micro_step;
 
     ncclComm_t world_comm, gather_comm, reduce_comm, replica_comm;
-    bool joined;  // they are there, also for other threads
+    bool registers;  // what they move is NCCL's memory, registered with them
+    bool joined;     // they are there, also for other threads
     cudaStream_t compute, gather, reduce;
     cudaEvent_t step_done;
     cudaStream_t messages;             // of the ordered exchange, see reduce_ordered
@@ -269,25 +272,25 @@ static void plan_units(Fsdp *f, size_t *whole, size_t *largest, size_t *second) 
     }
 }
 
-// Gradients go to other ranks: from their slots, from the sums of micro-steps, or as bf16.
-static bool grads_travel(const Fsdp *f) {
-    return f->c.ordered ? f->c.world > 1 : f->c.K > 1;
+// How gradients go to other ranks from where they are, in fp32 or as bf16.
+static BufferTravel grads_travel(const Fsdp *f, bool bf16) {
+    const FsdpConfig *c = &f->c;
+    bool move = c->bf16_reduce == bf16 && (c->ordered ? c->world > 1 : c->K > 1);
+    return move ? BUFFER_REDUCED : BUFFER_STAYS;
 }
 
 static void plan_slot_buffers(Fsdp *f, Buffers *b) {
-    int gathers = b->count;
+    BufferTravel params = f->c.K > 1 ? BUFFER_GATHERED : BUFFER_STAYS;
+    BufferTravel grads = f->c.local ? BUFFER_STAYS : grads_travel(f, false);
     for (int i = 0; i < f->ngather; i++)
-        buffers_add(b, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes,
-                    "gather slot %d", i);
-    if (f->c.K > 1) buffers_travel(b, gathers, BUFFER_GATHERED);
-    int grads = b->count;
+        buffers_add_moved(b, params, "gather", &f->gather_slots[i].data, f->gather_slots[i].bytes,
+                          "gather slot %d", i);
     for (int i = 0; i < f->ngrad; i++)
-        buffers_add(b, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes,
-                    "gradient slot %d", i);
-    if (grads_travel(f) && !f->c.local && !f->c.bf16_reduce)
-        buffers_travel(b, grads, BUFFER_REDUCED);
+        buffers_add_moved(b, grads, "gradient", &f->grad_slots[i].data, f->grad_slots[i].bytes,
+                          "gradient slot %d", i);
 }
 
+// What arrives is bf16 if that is what travels, and then added up in fp32.
 static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
     const FsdpConfig *c = &f->c;
     size_t part = EXCHANGE_ELEMENTS / (size_t)c->world;
@@ -295,15 +298,11 @@ static void plan_exchange(Fsdp *f, size_t largest_slice, Buffers *b) {
         largest_slice < part ? largest_slice : (part + FSDP_ALIGN - 1) / FSDP_ALIGN * FSDP_ALIGN;
     f->exchange_halves = largest_slice > f->exchange_part ? EXCHANGE_HALVES : 1;
     size_t n = f->exchange_part * (size_t)c->world, halves = (size_t)f->exchange_halves;
-    int first = b->count;
-    buffers_add(b, "gradient", &f->exchange, (c->bf16_reduce ? 1 : halves) * n * sizeof(float),
-                "ordered exchange");
-    if (c->bf16_reduce) {
-        first = b->count;  // what arrives is bf16
-        buffers_add(b, "gradient", &f->bf16_exchange, halves * n * sizeof(bf16),
-                    "ordered exchange bf16");
-    }
-    buffers_travel(b, first, BUFFER_REDUCED);
+    buffers_add_moved(b, grads_travel(f, false), "gradient", &f->exchange,
+                      (c->bf16_reduce ? 1 : halves) * n * sizeof(float), "ordered exchange");
+    if (c->bf16_reduce)
+        buffers_add_moved(b, grads_travel(f, true), "gradient", &f->bf16_exchange,
+                          halves * n * sizeof(bf16), "ordered exchange bf16");
 }
 
 // What gradients need besides their slots. Elements: of all units, of the largest, of the second
@@ -313,21 +312,19 @@ static void plan_gradient_buffers(Fsdp *f, size_t whole, size_t largest, size_t 
     const FsdpConfig *c = &f->c;
     size_t largest_slice = (largest + (size_t)c->K - 1) / (size_t)c->K;
     buffers_add(b, "gradient", &f->g_second, second * sizeof(float), "tied gradient, second use");
-    int first = b->count;
     if (c->local)
-        buffers_add(b, "gradient", &f->whole_grads, whole * sizeof(float), "whole gradients");
-    if (grads_travel(f) && !c->bf16_reduce) buffers_travel(b, first, BUFFER_REDUCED);
+        buffers_add_moved(b, grads_travel(f, false), "gradient", &f->whole_grads,
+                          whole * sizeof(float), "whole gradients");
     if (c->bf16_grads)
         buffers_add(b, "gradient", &f->g_view, largest_slice * sizeof(float),
                     "gradient shard as fp32");
-    first = b->count;
     if (c->bf16_reduce)
-        buffers_add(b, "gradient", &f->bf16_grads, largest * sizeof(bf16), "bf16 gradients");
-    if (grads_travel(f)) buffers_travel(b, first, BUFFER_REDUCED);
+        buffers_add_moved(b, grads_travel(f, true), "gradient", &f->bf16_grads,
+                          largest * sizeof(bf16), "bf16 gradients");
     if (c->ordered && c->world > 1) plan_exchange(f, largest_slice, b);
     buffers_add(b, "gradient", &f->sums, SHARD_SUMS * sizeof(double), "sums of squares");
     buffers_add(b, "gradient", &f->absmax, sizeof(float), "largest gradient");
-    if (c->audit)
+    if (c->audit || f->replicas > 1)
         buffers_add(b, "gradient", &f->audit_sums, 4 * (size_t)f->nunits * sizeof(uint64_t),
                     "checksums of gradients");
 }
@@ -353,8 +350,9 @@ static void fsdp_plan(Fsdp *f, const FsdpConfig *config, Buffers *b) {
         plan_slot_buffers(f, b);
         return;
     }
-    buffers_add(b, "state", &f->g, f->shard * grad_bytes(f), "gradients %s",
-                c->bf16_grads ? "bf16" : "fp32");
+    const bool summed = f->replicas > 1 && !c->ordered;  // see reduce_replicas
+    buffers_add_moved(b, summed ? BUFFER_SUMMED : BUFFER_STAYS, "state", &f->g,
+                      f->shard * grad_bytes(f), "gradients %s", c->bf16_grads ? "bf16" : "fp32");
     buffers_add(b, "state", &f->m, f->shard * moment_bytes(c->moments), "AdamW m");
     buffers_add(b, "state", &f->v, f->shard * moment_bytes(c->moments), "AdamW v");
     if (!f->direct_grads || c->micro_steps > 1 || c->audit)
@@ -372,7 +370,8 @@ static void create_event(Fsdp *f, cudaEvent_t *e) {
 }
 
 // Blocks of a stream of higher priority come first when a multiprocessor becomes free: a collective
-// does not wait for the end of a product that fills the GPU.
+// does not wait for the end of a product that fills the GPU. Nor do the casts, the sums of parts
+// and AdamW on the same streams, for which a collective or the next forward waits.
 static void create_streams(Fsdp *f) {
     int lowest, highest;
     cudaCheck(cudaDeviceGetStreamPriorityRange(&lowest, &highest));
@@ -397,8 +396,26 @@ static void create_communicators(Fsdp *f, ncclUniqueId id) {
         ncclCheck(ncclCommSplit(f->world_comm, f->shard_rank, f->replica, &f->replica_comm, NULL));
 }
 
+// Does ncclMemAlloc round up to pages of 2 MiB, as cudaMalloc does and the plan counts? NCCL before
+// 2.28 rounds up to what is recommended for multicast (its src/allocator.cc, with
+// cuMulticastGetGranularity), where there is multicast: with Hopper and later. That is up to 512
+// MiB (PyTorch's pull request 148374), so that a few slots would take GiB that no plan knows of:
+// there the buffers are plain memory, which cannot be registered for NVLink SHARP.
+static bool nccl_memory_is_exact(void) {
+#if defined(DEVICE_CPU) || defined(DEVICE_PLAN)
+    return true;
+#else
+    int version, device, major;
+    ncclCheck(ncclGetVersion(&version));
+    cudaCheck(cudaGetDevice(&device));
+    cudaCheck(cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, device));
+    return version >= NCCL_VERSION(2, 28, 0) || major < 9;
+#endif
+}
+
 static ncclComm_t moved_by(const Fsdp *f, const Buffer *row) {
     return row->travel == BUFFER_GATHERED ? f->gather_comm
+           : row->travel == BUFFER_SUMMED ? f->replica_comm
            : row->travel == BUFFER_STAYS  ? NULL
            : f->c.ordered                 ? f->world_comm
                                           : f->reduce_comm;
@@ -407,9 +424,10 @@ static ncclComm_t moved_by(const Fsdp *f, const Buffer *row) {
 // From registered memory of ncclMemAlloc a collective sends without copies, on fewer
 // multiprocessors. NCCL's user guide, "User Buffer Registration", asks that all ranks register both
 // the source and the destination, and that the whole unit begins at the same offset on all of them:
-// here it is 0, the start of its slot. (NCCL_LOCAL_REGISTER=0 switches it off.)
+// here it is 0, the start of its slot, or that of its slice in the shard, which replicas lay out
+// alike. (NCCL_LOCAL_REGISTER=0 switches it off.)
 static void register_buffers(Fsdp *f, Buffers *b) {
-    for (int i = 0; i < b->count; i++) {
+    for (int i = 0; f->registers && i < b->count; i++) {
         Buffer *row = &b->rows[i];
         ncclComm_t comm = moved_by(f, row);
         if (comm) ncclCheck(ncclCommRegister(comm, *row->pointer, row->bytes, &row->registered));
@@ -447,6 +465,10 @@ static void fsdp_join(Fsdp *f, ncclUniqueId id) {
     create_streams(f);
     collective_begins("start", "the communicators");
     create_communicators(f, id);
+    f->registers = nccl_memory_is_exact();
+    if (!f->registers && f->c.world > 1 && f->c.rank == 0)
+        fprintf(stderr, "train_gpt: NCCL is older than 2.28 and would round buffers up by hundreds "
+                        "of MiB each: they are not registered with it, and collectives copy\n");
     __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
 }
 
@@ -838,8 +860,8 @@ static void count_exchange(Fsdp *f, size_t bytes) {
     f->counters.collectives++;
 }
 
-// On CPUs of one node: adds the ranks' parts of the own slice where they lie, counted as if they
-// had been sent. False: they have to be.
+// On CPUs of one node: adds the ranks' parts of the own slice where they lie, counted and traced as
+// if they had been sent. False: they have to be.
 static bool reduce_in_place(Fsdp *f, const FsdpUnit *unit, int use, const void *whole,
                             bool accumulate) {
 #ifdef DEVICE_CPU
@@ -852,8 +874,10 @@ static bool reduce_in_place(Fsdp *f, const FsdpUnit *unit, int use, const void *
     all_ranks_come(f, f->world_comm, "reduce", unit);
     for (size_t at = 0; at < unit->slice; at += f->exchange_part) {
         size_t n = unit->slice - at < f->exchange_part ? unit->slice - at : f->exchange_part;
+        timeline_begin(f->timeline, f->messages, "exchange", unit->name);
         count_exchange(f, n * sizeof(float));
         grads_add(f, unit, use, at, parts + at, f->c.world, stride / sizeof(float), n, accumulate);
+        timeline_end(f->timeline, f->messages);
     }
     all_ranks_come(f, f->world_comm, "reduce", unit);  // they have been read
     return true;
@@ -882,6 +906,7 @@ static void exchange_part(Fsdp *f, const FsdpUnit *unit, const void *whole, Fsdp
                exchange_half(f, p.half) * size;
     double began = clock_ms();
     collective_begins("reduce", unit->name);
+    timeline_begin(f->timeline, f->messages, "exchange", unit->name);
     ncclCheck(ncclGroupStart());
     for (int j = 0; j < f->c.world; j++) {
         size_t slice_of_j = (size_t)(j % f->c.K) * unit->slice;
@@ -890,6 +915,7 @@ static void exchange_part(Fsdp *f, const FsdpUnit *unit, const void *whole, Fsdp
         ncclCheck(ncclRecv(in + (size_t)j * p.n * size, p.n, type, j, f->world_comm, f->messages));
     }
     ncclCheck(ncclGroupEnd());
+    timeline_end(f->timeline, f->messages);
     count_blocking(f, began);
     count_exchange(f, p.n * size);
 }
@@ -1089,6 +1115,8 @@ static void adamw_on_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config, bool 
 static void update_unit(Fsdp *f, FsdpUnit *u, const AdamWConfig *config) {
     timeline_begin(f->timeline, f->reduce, "update", u->name);
     adamw_on_unit(f, u, config, false);
+    if (defect("drift") && f->replica == 1)  // one byte is another one in this replica
+        cudaCheck(cudaMemsetAsync(f->p + u->at, 0x3f, 1, f->reduce));
     timeline_end(f->timeline, f->reduce);
     u->version++;
     cudaCheck(cudaEventRecord(u->updated, f->reduce));

@@ -792,9 +792,14 @@ static Gpt *gpt_create(const GptConfig *config) {
     return g;
 }
 
-// What collectives move is NCCL's memory (see register_buffers). Returns what is wrong, or NULL.
-static const char *allocate_row(const Buffer *row) {
-    if (row->travel != BUFFER_STAYS) {
+// See register_buffers.
+static bool is_nccl_memory(const Gpt *g, const Buffer *row) {
+    return g->f.registers && row->travel != BUFFER_STAYS;
+}
+
+// Returns what is wrong, or NULL.
+static const char *allocate_row(const Gpt *g, const Buffer *row) {
+    if (is_nccl_memory(g, row)) {
         ncclResult_t e = ncclMemAlloc(row->pointer, row->bytes);
         return e == ncclSuccess ? NULL : ncclGetErrorString(e);
     }
@@ -803,17 +808,18 @@ static const char *allocate_row(const Buffer *row) {
     return e == cudaSuccess ? NULL : cudaGetErrorString(e);
 }
 
-static void free_row(const Buffer *row) {
-    if (row->travel != BUFFER_STAYS)
+static void free_row(const Gpt *g, const Buffer *row) {
+    if (is_nccl_memory(g, row))
         ncclCheck(ncclMemFree(*row->pointer));
     else
         cudaCheck(buffer_on_host(row) ? cudaFreeHost(*row->pointer) : cudaFree(*row->pointer));
 }
 
-static void allocate(const Buffers *b) {
+static void allocate(const Gpt *g) {
+    const Buffers *b = &g->buffers;
     for (int i = 0; i < b->count; i++) {
         const Buffer *row = &b->rows[i];
-        const char *wrong = allocate_row(row);
+        const char *wrong = allocate_row(g, row);
         if (wrong)
             die("cannot allocate %s (%.1f MiB): %s; all buffers need %.1f MiB", row->name,
                 (double)row->bytes / 1048576.0, wrong, (double)buffers_bytes(b, NULL) / 1048576.0);
@@ -827,7 +833,7 @@ static void allocate(const Buffers *b) {
 static void gpt_start(Gpt *g, ncclUniqueId id) {
     const GptConfig *c = &g->c;
     fsdp_join(&g->f, id);
-    allocate(&g->buffers);
+    allocate(g);
     share_acts(g);
     fsdp_start(&g->f, &g->buffers);
     OpsDims dims = {c->B, c->T, c->model.C, c->model.NH, c->model.V, c->logits_rows, c->tf32};
@@ -857,7 +863,7 @@ static void gpt_forget(Gpt *g) {
 static void gpt_finish(Gpt *g) {
     fsdp_finish(&g->f, &g->buffers);
     ops_destroy();
-    for (int i = 0; i < g->buffers.count; i++) free_row(&g->buffers.rows[i]);
+    for (int i = 0; i < g->buffers.count; i++) free_row(g, &g->buffers.rows[i]);
     gpt_forget(g);
 }
 
@@ -870,7 +876,8 @@ static double gpt_bytes_per_parameter(const Gpt *g) {
 }
 
 static void gpt_trace_start(Gpt *g, int64_t zero) {
-    timeline_start(&g->timeline, g->f.compute, g->f.gather, g->f.reduce, zero);
+    const Fsdp *f = &g->f;
+    timeline_start(&g->timeline, f->compute, f->gather, f->reduce, f->messages, zero);
     g->f.timeline = &g->timeline;
 }
 

@@ -10,7 +10,7 @@
 
 #include <math.h>
 
-#define TIMELINE_STREAMS 3
+#define TIMELINE_STREAMS 4
 #ifndef timeline_clock_ns  // a plan's host has a clock of its own
 #define timeline_clock_ns clock_ns
 #endif
@@ -55,15 +55,15 @@ static void timeline_set_origin(Timeline *t, int64_t zero) {
 
 // zero: the moment of clock_ns() that is 0 in the trace.
 static void timeline_start(Timeline *t, cudaStream_t compute, cudaStream_t gather,
-                           cudaStream_t reduce, int64_t zero) {
-    *t = (Timeline){{compute, gather, reduce},
-                    {"compute", "gather", "reduce"},
+                           cudaStream_t reduce, cudaStream_t messages, int64_t zero) {
+    *t = (Timeline){{compute, gather, reduce, messages},
+                    {"compute", "gather", "reduce", "messages"},
                     NULL,
                     0,
                     NULL,
                     0,
                     0,
-                    {-1, -1, -1}};
+                    {-1, -1, -1, -1}};
     timeline_set_origin(t, zero);
 }
 

@@ -320,20 +320,27 @@ static void check_memory(const Run *r) {
     host_check_address_space(needed, r->threads.n, r->ranks.local_world);
 }
 #else
-// Besides the buffers there is to be room for what libraries will take.
+// Buffers that do not fit are refused before anything is made. What libraries take besides is an
+// estimate: where it does not fit the run is tried, and an allocation that fails is named.
 static void check_memory(const Run *r) {
     const Buffers *b = r->code->buffers(r->gpt);
-    const Gpu *known = gpu_of_device(r->device);
-    const size_t others = memory_of_libraries(known ? known : gpu_named("h100-sxm"),
-                                              &r->config.fsdp, r->ranks.local_world);
-    size_t needed = others, free_bytes, total_bytes;
+    const Gpu *gpu = gpu_of_device(r->device);
+    const size_t others = memory_of_libraries(gpu, &r->config.fsdp, r->ranks.local_world);
+    size_t needed = 0, free_bytes, total_bytes;
     for (int i = 0; i < b->count; i++)
         if (!buffer_on_host(&b->rows[i])) needed += round_to_pages(b->rows[i].bytes);
-    if (cudaMemGetInfo(&free_bytes, &total_bytes) == cudaSuccess && needed > free_bytes)
-        die_all("%.1f MiB are needed on this GPU, some %.1f of them by NCCL and cuBLASLt, and %.1f "
-                "are free; use more ranks, a smaller --batch, --recompute layer or a smaller model "
-                "(--plan shows what takes the memory)",
-                mib(needed), mib(others), mib(free_bytes));
+    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return;
+    if (needed > free_bytes)
+        die_all("%.1f MiB of buffers are needed on this GPU, and %.1f are free; use more ranks, a "
+                "smaller --batch, --recompute layer or a smaller model (--plan shows what takes "
+                "the memory)",
+                mib(needed), mib(free_bytes));
+    if (needed + others > free_bytes && r->ranks.rank == 0)
+        fprintf(stderr,
+                "train_gpt: %.1f MiB of buffers are needed on this GPU, and %.1f are free: that "
+                "may be too little, as NCCL and cuBLASLt take some %.1f besides (by the figures of "
+                "%s)\n",
+                mib(needed), mib(free_bytes), mib(others), gpu->name);
 }
 #endif
 
@@ -583,7 +590,23 @@ static bool is_for_gpus(const Options *o) {
 #endif
 }
 
+#ifndef DEVICE_CPU
+// Collectives of several communicators run on several streams. If one GPU has room for the first of
+// two only, and another for the second, both wait for ever. NCCL 2.26 and later begin them in the
+// order in which the host has issued them, the same on all ranks, and side by side still from CUDA
+// 12.3 on, else one after the other (user guide, "NCCL_LAUNCH_ORDER_IMPLICIT"). Older ones do not
+// know the variable: there it rests on that two collectives fit on a GPU together, as they take few
+// multiprocessors (plan/gpus.h; --nccl-ctas: fewer) and the products beside them end. What the user
+// has set stays. Before any thread is started, as they may read the environment.
+static void order_collectives(void) {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0);
+}
+#endif
+
 static void start(Run *r, int argc, char **argv) {
+#ifndef DEVICE_CPU
+    order_collectives();
+#endif
     ranks_identify();
     options_parse(&r->o, argc, argv);
 #ifdef DEVICE_CPU
@@ -672,6 +695,7 @@ static void describe_origin(const Run *r, CheckpointIndex *x) {
 static void save(Run *r) {
     finish_saving(r);
     if (r->saver.saved == r->state.step) return;
+    audit_replicas(&r->model, &r->ranks);
     CheckpointIndex x = {};
     x.state = r->state;
     x.model = r->config.model;
@@ -929,7 +953,10 @@ static int end_of_text(const Run *r) {
 
 static void finish(Run *r) {
     process.patient++;
-    if (r->saver.background) save(r), finish_saving(r);
+    if (r->saver.background)
+        save(r), finish_saving(r);
+    else
+        audit_replicas(&r->model, &r->ranks);
     if (r->o.export_hf[0]) {
         hf_save(&r->model, r->o.export_hf, end_of_text(r));
         if (!is_quiet(r)) printf("wrote %s\n", r->o.export_hf);

@@ -1,8 +1,9 @@
 // checkpoint/audit.h: silent corruption, found before it is saved. Every kernel is deterministic,
 // so the gradients of a micro-batch are the same bits on whichever rank computes them. In an
 // audited step rank r+1 computes rank r's first micro-batch once more, and the two compare
-// checksums of every unit's gradient; replicas compare those of their shards. A difference ends the
-// run, with nothing saved from that step. (Hochschild et al. 2021, "Cores that don't count".)
+// checksums of every unit's gradient; replicas compare those of their shards, also before every
+// checkpoint and at the end of a run. A difference ends the run, with nothing saved from that step.
+// (Hochschild et al. 2021, "Cores that don't count".)
 #pragma once
 
 #include "parameters.h"
@@ -17,6 +18,12 @@ static inline void audit_gather(Ranks *r, uint64_t *all, uint64_t own) {
     memset(all, 0, (size_t)r->world * sizeof *all);
     all[r->rank] = own;
     ranks_sum(r, all, (size_t)r->world);
+}
+
+// Another rank is about to say why, and ends the job.
+NORETURN static inline void audit_end(void) {
+    sleep(10);
+    die_now();
 }
 
 // After the step whose first micro-batch was recorded and replayed. Where the checksums of all
@@ -39,27 +46,27 @@ static inline void audit_gradients(const Model *m, Ranks *r) {
                 before, r->rank, m->code->unit_name(m->gpt, (int)(i / 2)));
         found = true;
     }
-    if (found) {  // another rank has said so and ends the job
-        sleep(10);
-        die_now();
-    }
+    if (found) audit_end();
     free(sums);
     free(all);
 }
 
-// Replicas hold the same shards.
+// Replicas hold the same shards. All ranks see where they differ, so that none goes on to save.
 static inline void audit_replicas(const Model *m, Ranks *r) {
     static const GptArray arrays[] = {GPT_PARAMETERS, GPT_MOMENT_M, GPT_MOMENT_V};
     static const char *const names[] = {"parameters", "moments m", "moments v"};
-    int K = m->config->fsdp.K, first = r->rank % K;
-    if (K == r->world) return;
+    const int K = m->config->fsdp.K;
+    if (K == r->world || m->config->fsdp.forward_only) return;
     uint64_t *all = (uint64_t *)malloc_check((size_t)r->world * sizeof(uint64_t));
     for (int a = 0; a < 3; a++) {
         audit_gather(r, all, m->code->checksum(m->gpt, arrays[a]));
-        if (all[first] != all[r->rank])
+        int i = K;
+        while (i < r->world && all[i] == all[i % K]) i++;
+        if (i == r->rank)
             die("audit: ranks %d and %d are replicas, and their %s differ. Nothing is saved from "
                 "this step",
-                first, r->rank, names[a]);
+                i % K, i, names[a]);
+        if (i < r->world) audit_end();
     }
     free(all);
 }

@@ -3,9 +3,9 @@
 import json
 import sys
 
-LANES = ["gather", "compute", "reduce"]
+LANES = ["gather", "compute", "reduce", "messages"]
 COLOURS = {"gather": "#4c78a8", "forward": "#54a24b", "encode": "#54a24b", "norm": "#9ecae9", "head": "#88d27a",
-           "backward": "#f58518", "reduce": "#e45756", "update": "#b279a2"}
+           "backward": "#f58518", "reduce": "#e45756", "exchange": "#ff9da6", "update": "#b279a2"}
 WIDTH, LANE, LEFT = 1200, 46, 80
 
 
@@ -29,7 +29,7 @@ def main():
         width = max(e["dur"] * scale, 0.6)
         out.append(f'<rect x="{x:.1f}" y="{y}" width="{width:.1f}" height="30" fill="{COLOURS[kind]}" stroke="white" '
                    f'stroke-width="0.5"><title>{e["name"]}: {e["dur"] / 1000:.2f} ms</title></rect>')
-        label = {"forward": "f", "backward": "b", "gather": "g", "reduce": "r", "update": "u"}.get(kind, kind)
+        label = {"forward": "f", "backward": "b", "gather": "g", "reduce": "r", "update": "u", "exchange": "x"}.get(kind, kind)
         label += unit.replace("block ", "") if unit.startswith("block") else ""
         if width > 7 * len(label):
             out.append(f'<text x="{x + width / 2:.1f}" y="{y + 19}" text-anchor="middle" fill="white">{label}</text>')

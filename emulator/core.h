@@ -23,6 +23,7 @@ struct Settings {
     size_t memory = 0;          // EMU_MEMORY, bytes of device memory
     int devices = 0;            // EMU_DEVICES
     int pci_bus = 0;            // EMU_PCI_BUS
+    int nccl_version = 0;       // EMU_NCCL_VERSION
     int multiprocessors = 0;    // EMU_SMS
     bool trace = false;         // EMU_TRACE: print each operation as it runs
 };

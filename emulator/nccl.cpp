@@ -171,6 +171,10 @@ ncclComm *open_communicator(int pid, int fd, int ranks, int r) {
     if (m == MAP_FAILED) fatal("communicator of %d ranks: cannot map %zu bytes", ranks, c->mapped);
     c->shared = (Shared *)m;
     c->number = communicators_made++;
+    if (c->number > 0 && !getenv("NCCL_LAUNCH_ORDER_IMPLICIT"))
+        fatal("communicator %d of a process: its operations and those of the others have no order "
+              "(NCCL_LAUNCH_ORDER_IMPLICIT)",
+              c->number);
     if (rank != r && c->number == 0) {
         rank = r;
         reseed((unsigned)(settings().schedule == PRIORITY ? 0 : r));
@@ -558,7 +562,7 @@ using namespace emu;
 extern "C" {
 
 ncclResult_t ncclGetVersion(int *version) {
-    *version = NCCL_VERSION_CODE;
+    *version = settings().nccl_version;
     return ncclSuccess;
 }
 const char *ncclGetErrorString(ncclResult_t result) {
@@ -697,8 +701,12 @@ ncclResult_t ncclCommUserRank(const ncclComm_t comm, int *r) {
 }
 
 // ---- memory: NCCL's own, from which registered collectives need no copies ----------------------
+// Before 2.28 the real one rounds up to what is recommended for multicast.
 ncclResult_t ncclMemAlloc(void **p, size_t bytes) {
     MAY_FAIL(ncclUnhandledCudaError);
+    constexpr size_t MULTICAST = (size_t)512 << 20;
+    if (settings().nccl_version < NCCL_VERSION(2, 28, 0))
+        bytes = (bytes + MULTICAST - 1) / MULTICAST * MULTICAST;
     if (cudaMalloc(p, bytes) != cudaSuccess) return ncclUnhandledCudaError;
     nccl_memory.insert(*p);
     return ncclSuccess;

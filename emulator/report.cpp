@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <map>
 #include <mutex>
+#include <nccl.h>
 #include <set>
 #include <unistd.h>
 
@@ -54,6 +55,7 @@ const Settings &settings() {
     s.memory = (size_t)number("EMU_MEMORY", 16e9);
     s.devices = (int)number("EMU_DEVICES", 64);
     s.pci_bus = (int)number("EMU_PCI_BUS", 0);
+    s.nccl_version = (int)number("EMU_NCCL_VERSION", NCCL_VERSION_CODE);
     s.multiprocessors = (int)number("EMU_SMS", 4);
     s.trace = number("EMU_TRACE", 0) != 0;
     return s;

@@ -640,7 +640,19 @@ static void a_wait_of_the_host_for_another_rank_needs_emu_progress_only(void **)
     });
 }
 
+static void communicators_whose_operations_have_no_order_are_reported(void **) {
+    expect_report("communicator 1 of a process|NCCL_LAUNCH_ORDER_IMPLICIT", [] {
+        unsetenv("NCCL_LAUNCH_ORDER_IMPLICIT");
+        run_ranks(2, [](int r, const ncclUniqueId &id) {
+            ncclComm_t comm, second;
+            CHECK(ncclCommInitRank(&comm, 2, id, r));
+            CHECK(ncclCommSplit(comm, 0, r, &second, nullptr));
+        });
+    });
+}
+
 int main(void) {
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 1);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(events_capture_the_record_at_the_time_of_the_wait),
         cmocka_unit_test(a_pageable_source_may_change_once_the_call_returns),
@@ -648,6 +660,7 @@ int main(void) {
         cmocka_unit_test(host_functions_run_in_stream_order),
         cmocka_unit_test(every_collective_is_right_in_every_type),
         cmocka_unit_test(a_communicator_splits_by_color_and_key),
+        cmocka_unit_test(communicators_whose_operations_have_no_order_are_reported),
         cmocka_unit_test(grouped_sends_and_receives_cross),
         cmocka_unit_test(sends_without_a_group_that_cross_are_a_stall),
         cmocka_unit_test(collectives_with_different_counts_are_a_mismatch),

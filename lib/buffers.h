@@ -7,8 +7,8 @@
 
 #define BUFFERS_MAX (1 << 17)  // --recompute layer has room for as many blocks as a model may have
 
-// What collectives do with it.
-typedef enum { BUFFER_STAYS, BUFFER_GATHERED, BUFFER_REDUCED } BufferTravel;
+// What collectives do with it. Summed: over replicas.
+typedef enum { BUFFER_STAYS, BUFFER_GATHERED, BUFFER_REDUCED, BUFFER_SUMMED } BufferTravel;
 
 typedef struct {
     char name[40];
@@ -31,8 +31,8 @@ typedef struct {
     int blocks;  // of the model, for the message when the rows run out
 } Buffers;
 
-__attribute__((format(printf, 5, 6))) static inline void
-buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const char *name, ...) {
+static inline void buffers_add_row(Buffers *b, BufferTravel travel, const char *owner,
+                                   void *pointer, size_t bytes, const char *name, va_list args) {
     if (bytes == 0) return;
     if (b->count == BUFFERS_MAX)
         die_all("--model: %d blocks need more than %d buffers; use --recompute layer, which keeps "
@@ -40,18 +40,29 @@ buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const ch
                 b->blocks, BUFFERS_MAX);
     Buffer *row = &b->rows[b->count++];
     *row = (Buffer){};
-    va_list args;
-    va_start(args, name);
     vsnprintf(row->name, sizeof row->name, name, args);
-    va_end(args);
     row->owner = owner;
     row->bytes = bytes;
     row->pointer = (void **)pointer;
+    row->travel = travel;
 }
 
-// Of the rows from `first` on.
-static inline void buffers_travel(Buffers *b, int first, BufferTravel travel) {
-    for (int i = first; i < b->count; i++) b->rows[i].travel = travel;
+__attribute__((format(printf, 5, 6))) static inline void
+buffers_add(Buffers *b, const char *owner, void *pointer, size_t bytes, const char *name, ...) {
+    va_list args;
+    va_start(args, name);
+    buffers_add_row(b, BUFFER_STAYS, owner, pointer, bytes, name, args);
+    va_end(args);
+}
+
+// One that collectives move, or BUFFER_STAYS.
+__attribute__((format(printf, 6, 7))) static inline void
+buffers_add_moved(Buffers *b, BufferTravel travel, const char *owner, void *pointer, size_t bytes,
+                  const char *name, ...) {
+    va_list args;
+    va_start(args, name);
+    buffers_add_row(b, travel, owner, pointer, bytes, name, args);
+    va_end(args);
 }
 
 // owner NULL: all.

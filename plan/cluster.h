@@ -254,10 +254,9 @@ static inline Cluster cluster_read(const char *path) {
 static inline Cluster cluster_of_options(const char *gpu, const char *file, double gbit,
                                          double price, const char *device) {
     if (gpu[0] && file[0]) die_all("--gpu %s --cluster %s: expected one of them", gpu, file);
-    const Gpu *here = gpu_of_device(device);
     Cluster c = file[0]  ? cluster_read(file)
                 : gpu[0] ? cluster_of_gpu(gpu_or_die("--gpu", gpu))
-                         : cluster_of_gpu(here ? here : gpu_named("h100-sxm"));
+                         : cluster_of_gpu(gpu_of_device(device));
     if (gbit > 0) c.network = gbit * 1e9 / 8 * NETWORK_REACHED;
     if (price > 0) c.price = price;
     return c;

@@ -31,8 +31,8 @@ typedef struct {
 //             964), in proportion to the channels (issue 986). Sends between all ranks, as for
 //             --reduce ordered: 3.3 GB more on 8 H100 (issue 1685), so 0.44 GiB for each peer of
 //             the node
-//   rounding  cudaMalloc and ncclMemAlloc (of NCCL 2.28; earlier ones take what multicast
-//             recommends) give whole pages of 2 MiB
+//   rounding  cudaMalloc and ncclMemAlloc give whole pages of 2 MiB (where ncclMemAlloc gives
+//             larger ones it is not used, see nccl_memory_is_exact in fsdp.h)
 #define MEMORY_CONTEXT (0.55 * (1 << 30))
 #define MEMORY_BLAS (0.1 * (1 << 30))
 #define MEMORY_COMM 688.0

@@ -198,8 +198,9 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
     found = run("EMU_FAIL=ncclMemAlloc:1 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
     if (!strstr(found.err, "cannot allocate gather slot 0")) fail_msg("found: %s", found.err);
-    found = run("EMU_MEMORY=1e9 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
-    if (found.status == 0 || !strstr(found.err, "of them by NCCL and cuBLASLt, and 953.7 are free"))
+    found = run("EMU_MEMORY=1e8 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
+    if (found.status == 0 || !strstr(found.err, "MiB of buffers are needed on this GPU, and 95.4 "
+                                                "are free; use more ranks"))
         fail_msg("exit code %d: %s", found.status, found.err);
     found = run("EMU_DEVICES=1 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
     if (found.status == 0 || !strstr(found.err, "ranks 0 and 1 share the GPU 0000:00:00.0"))
@@ -207,6 +208,49 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     found = run("EMU_DEVICES=0 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (found.status == 0 || !strstr(found.err, "make DEVICE=cpu"))
         fail_msg("exit code %d: %s", found.status, found.err);
+}
+
+// What libraries take is an estimate.
+static void buffers_that_fit_are_tried_whatever_libraries_may_take(void **) {
+    static Outcome found;
+    found = run("EMU_MEMORY=1e9 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
+    const char *warning = strstr(found.err, "and 953.7 are free: that may be too little, as NCCL");
+    const char *rest = strchr(found.err, '\n');
+    if (found.status != 0 || !warning || !rest || rest[1] ||
+        !strstr(warning, "(by the figures of h100-sxm)\n"))
+        fail_msg("expected one warning, found exit code %d: %s", found.status, found.err);
+}
+
+// NCCL 2.27 would take 512 MiB for each of them, which no plan counts.
+static void an_older_nccl_takes_no_more_memory(void **) {
+    static Outcome expected, found;
+    const char *options = OPTIONS "--steps 2 --ranks 2";
+    expected = run(EMULATED "/plain/train_gpt %s", options);
+    found = run("EMU_NCCL_VERSION=22703 EMU_MEMORY=1e9 " EMULATED "/plain/train_gpt %s", options);
+    compare("NCCL 2.27", &found, &expected, 0);
+    if (!strstr(found.err, "NCCL is older than 2.28")) fail_msg("found: %s", found.err);
+    if (strstr(expected.err, "NCCL is older")) fail_msg("found: %s", expected.err);
+}
+
+// A byte of one replica's parameters is another one after every update: with checkpoints, and at
+// the end of a run without.
+static void replicas_that_have_drifted_apart_are_neither_saved_nor_a_result(void **) {
+    static const char *const options[] = {
+        "--shard none --ranks 2 --checkpoint-every 1 --out",
+        "--shard hybrid:2 --reduce fast --ranks 4 --export-model"};
+    for (const char *o : options) {
+        static Outcome found;
+        found =
+            run("FSDP_DEFECT=drift " EMULATED "/plain/train_gpt " OPTIONS "--steps 2 %s %s/drift",
+                o, folder);
+        const char *line = strstr(found.err, "are replicas, and their parameters differ");
+        if (found.status != 1 || !line || strstr(line + 1, "train_gpt:"))
+            fail_msg("%s: expected one line of replicas, found exit code %d: %s", o, found.status,
+                     found.err);
+        found = run("bash -c 'cd %s; ls -d drift/checkpoints/* || test -f drift'", folder);
+        if (found.status == 0) fail_msg("%s: expected nothing saved, found: %s", o, found.out);
+        found = run("rm -rf %s/drift", folder);
+    }
 }
 
 // ---- all that the program does besides ---------------------------------------------------------
@@ -329,6 +373,9 @@ int main(void) {
         cmocka_unit_test(a_swapped_collective_is_named),
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
+        cmocka_unit_test(buffers_that_fit_are_tried_whatever_libraries_may_take),
+        cmocka_unit_test(an_older_nccl_takes_no_more_memory),
+        cmocka_unit_test(replicas_that_have_drifted_apart_are_neither_saved_nor_a_result),
         cmocka_unit_test(all_that_the_program_does_is_right_in_the_emulator),
         cmocka_unit_test(the_race_build_finds_nothing_in_a_run_that_diverges),
         cmocka_unit_test(a_collective_that_fails_while_it_runs_ends_the_job),

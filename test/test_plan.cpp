@@ -323,7 +323,7 @@ static void a_host_that_is_late_leaves_the_device_idle(void **) {
 
 // ---- communicators and collectives -------------------------------------------------------------
 
-// The world's is always there; with one rank in it a communicator costs nothing.
+// The world's is always there.
 static void only_the_communicators_that_a_strategy_uses_are_made(void **) {
     static const struct {
         const char *options;
@@ -336,7 +336,8 @@ static void only_the_communicators_that_a_strategy_uses_are_made(void **) {
                       {"--shard hybrid:4", 8, 2},
                       {"--shard hybrid:4 --reduce fast", 8, 4},
                       {"--shard hybrid:2 --reduce fast", 4, 4},
-                      {"", 1, 0}};
+                      {"", 1, 1},
+                      {"--reduce fast", 1, 1}};
     for (auto &s : strategies) {
         Case c = {"", s.options, s.world};
         Options o = options_of(&c, 2);
@@ -345,9 +346,16 @@ static void only_the_communicators_that_a_strategy_uses_are_made(void **) {
         Plan p;
         Conflict why;
         if (!plan_make(&p, &q, &o, c.world, &why)) fail_msg("%s: %s", s.options, why.text);
-        if (p.memory.ncomms != s.comms)
+        if (plan_device.ncomms != s.comms)
             fail_msg("%s on %d ranks: expected %d communicators, found %d", s.options, s.world,
-                     s.comms, p.memory.ncomms);
+                     s.comms, plan_device.ncomms);
+        FsdpConfig forward = p.config.fsdp;
+        forward.forward_only = true;  // nothing is reduced
+        FsdpCommRanks n = fsdp_comm_ranks(&forward);
+        if (n.reduce || n.replicas)
+            fail_msg("%s on %d ranks, forward only: expected no communicator of gradients, found "
+                     "%d and %d ranks",
+                     s.options, s.world, n.reduce, n.replicas);
     }
 }
 

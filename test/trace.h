@@ -38,14 +38,14 @@ static inline int read_spans(const char *path, int rank, Span *spans, int most) 
 // The spans of a stream follow each other. Every rank waits in an all-gather until the other has
 // come to it, so none ends before the other has begun.
 static inline void check_traces(const char *path) {
-    enum { MOST = 1024, STREAMS = 3 };
+    enum { MOST = 1024, STREAMS = 4 };
     static Span spans[2][MOST];
     char other[PATH_BYTES];
     rank_path(other, path, 1);
     int n = read_spans(path, 0, spans[0], MOST), gathers = 0;
     assert_int_equal(read_spans(other, 1, spans[1], MOST), n);
     for (int rank = 0; rank < 2; rank++) {
-        long long free_at[STREAMS] = {0, 0, 0};
+        long long free_at[STREAMS] = {0, 0, 0, 0};
         for (int i = 0; i < n; i++) {
             const Span *s = &spans[rank][i];
             if (s->begin < free_at[s->stream] || s->end < s->begin)
