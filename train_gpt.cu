@@ -509,15 +509,21 @@ static void start_watchdog(Run *r) {
 // ---- --plan ------------------------------------------------------------------------------------
 
 #ifdef DEVICE_CPU
-// This machine, with its measured rates.
+static int threads_of_ranks(const Options *o, int ranks) {
+    return host_threads_alike(o->threads, ranks).n;
+}
+
+// This machine, with the measured rates of all threads of its ranks.
 static Cluster cluster_here(const Run *r) {
     Cluster c = {};
     GptConfig config = r->config;
     snprintf(c.name, sizeof c.name, "CPU of this kind");
     c.cpu = true;
-    if (r->o.threads) omp_set_num_threads(r->o.threads * r->ranks.local_world);
-    if (omp_get_max_threads() > omp_get_num_procs()) omp_set_num_threads(omp_get_num_procs());
+    const int before = omp_get_max_threads(), ranks = r->ranks.local_world;
+    const int all = threads_of_ranks(&r->o, ranks) * ranks, cores = omp_get_num_procs();
+    omp_set_num_threads(all < cores ? all : cores);
     r->code->rates(&config, c.seconds);
+    omp_set_num_threads(before);
     return c;
 }
 
@@ -527,6 +533,10 @@ static bool plans_for_gpus(const Options *o) {
 
 #define PROCESS_BYTES ((double)(HOST_PROCESS_BYTES + HOST_COLLECTIVES_BYTES))
 #else
+static int threads_of_ranks(const Options *, int) {
+    return 1;
+}
+
 static Cluster cluster_here(const Run *) {
     return (Cluster){};
 }
@@ -544,6 +554,9 @@ static Cluster choose_cluster(const Run *r) {
     char device[256] = "";
     cudaDeviceProp properties;
     bool gpus = plans_for_gpus(o);
+    if (!gpus && (o->network > 0 || o->price > 0))
+        die_all("--%s: a plan for this machine has no GPUs; name some with --gpu or --cluster",
+                o->network > 0 ? "network" : "price");
     if (gpus && cudaGetDeviceProperties(&properties, 0) == cudaSuccess)
         snprintf(device, sizeof device, "%s", properties.name);
     Cluster c =
@@ -565,6 +578,7 @@ NORETURN static void answer_plan(Run *r, const Machine *machine, int rows) {
                    ? fmin(machine->available, machine->memory.amount) / r->ranks.local_world
                    : q.cluster.gpu.memory;
     q.process = q.cluster.cpu ? PROCESS_BYTES : 0;
+    q.threads = threads_of_ranks;
     q.more = r->code->buffers(r->gpt), q.own = rows;
     q.steps = r->steps, q.samples = r->train.samples;
     const char *products = choose_products(r);

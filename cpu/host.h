@@ -69,6 +69,16 @@ static Threads host_threads(int wanted, const Machine *ranks, int n, int me) {
     return t;
 }
 
+// The same of each of n ranks that are all allowed what this process is.
+static Threads host_threads_alike(int wanted, int n) {
+    const Machine here = host_look();
+    Machine *ranks = (Machine *)malloc_check((size_t)n * sizeof *ranks);
+    for (int i = 0; i < n; i++) ranks[i] = here;
+    const Threads t = host_threads(wanted, ranks, n, 0);
+    free(ranks);
+    return t;
+}
+
 // mpirun binds a rank to one core unless it is told otherwise. Says so where that wastes cores.
 static void host_report_idle_cores(const Threads *t, const Machine *ranks, int n, int me) {
     const int idle = machine_idle_cores(ranks, n, me), own = cores_count(&ranks[me].cores);

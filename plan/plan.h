@@ -18,6 +18,7 @@ typedef struct {
     const GptCode *real;  // on CPUs: the code that will run, for the room that its ops need
     double usable;        // bytes of a rank's memory
     double process;       // on CPUs: bytes of a rank beside its buffers
+    int (*threads)(const Options *, int ranks);  // on CPUs: of each of so many ranks
     const Buffers *more;  // a table with other rooms' rows behind the `own` ones of the model
     int own;
     long steps;      // of the run; -1: not known
@@ -41,19 +42,12 @@ static inline const GptCode *plan_code(const Plan *p) {
     return p->bf16 ? &gpt_plan_bf16 : &gpt_plan_fp32;
 }
 
-// Threads of a rank where the ranks share a machine's; what its ops need depends on them.
-static inline int plan_threads(const Question *q, int all, int world) {
-    int ranks = world < q->cluster.per_node ? world : q->cluster.per_node;
-    if (q->options->threads) return q->options->threads;
-    return all > ranks ? all / ranks : 1;
-}
-
 // The room of the CPU's ops: what the code that will run puts into its own table.
 static inline size_t plan_cpu_workspace(const Question *q, const GptConfig *c) {
     if (!q->cluster.cpu) return 0;
 #ifdef _OPENMP
     int all = omp_get_max_threads();
-    omp_set_num_threads(plan_threads(q, all, c->fsdp.world));
+    omp_set_num_threads(q->threads(q->options, c->fsdp.world));
 #endif
     Gpt *g = q->real->create(c);
     const Buffers *b = q->real->buffers(g);

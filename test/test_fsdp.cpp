@@ -7,11 +7,10 @@
 
 #include <initializer_list>
 #include <math.h>
-#include <omp.h>
 #include <sys/mman.h>
-#include <sys/wait.h>
 
 #include "../lib/clock.h"
+#include "ranks.h"
 #include "trace.h"
 
 extern const GptCode gpt_fp32_generic, gpt_bf16_generic;
@@ -47,11 +46,11 @@ static GptConfig config_of(const Case *c, int rank) {
     g.B = 2, g.T = 7, g.logits_rows = 5;
     g.unit = c->unit, g.unit_k = c->unit_k;
     g.recompute = c->recompute, g.recompute_k = c->recompute_k;
-    FsdpConfig f = {rank,        c->world,        c->K,           c->ordered,
-                    c->resident, c->local,        c->bf16_reduce, c->bf16_grads,
-                    c->moments,  c->gather_slots, c->grad_slots,  c->prefetch,
-                    0,           c->micro_steps,  false,          false};
-    g.fsdp = f;
+    FsdpConfig *f = &g.fsdp;
+    f->rank = rank, f->world = c->world, f->K = c->K, f->micro_steps = c->micro_steps;
+    f->ordered = c->ordered, f->resident = c->resident, f->local = c->local;
+    f->bf16_reduce = c->bf16_reduce, f->bf16_grads = c->bf16_grads, f->moments = c->moments;
+    f->gather_slots = c->gather_slots, f->grad_slots = c->grad_slots, f->prefetch = c->prefetch;
     return g;
 }
 
@@ -68,7 +67,6 @@ static void array_path(char *path, const char *name, int array) {
 
 // One rank of a case, in its own process.
 static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, const char *name) {
-    process.rank = rank, process.world = c->world;
     const GptCode *code = c->bf16 ? &gpt_bf16_generic : &gpt_fp32_generic;
     GptConfig config = config_of(c, rank);
     Gpt *g = code->create(&config);
@@ -140,24 +138,8 @@ static void describe(const Case *c, char *text, size_t room) {
 static void run_case(const Case *c, const char *name, Result *result) {
     Result *shared = (Result *)mmap(NULL, sizeof(Result), PROT_READ | PROT_WRITE,
                                     MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ncclUniqueId id;
-    ncclGetUniqueId(&id);
-    fflush(NULL);
-    // The descriptor in the id is this process's: the ranks open it through /proc
-    // and close their own copy.
-    for (int rank = 0; rank < c->world; rank++)
-        if (fork() == 0) {
-            run_rank(c, rank, id, shared, name);
-            _exit(0);
-        }
-    bool failed = false;
-    for (int i = 0, status; i < c->world; i++) {
-        wait(&status);
-        failed = failed || status != 0;
-    }
-    int fd;
-    memcpy(&fd, id.internal + 8, sizeof fd);
-    close(fd);
+    bool failed =
+        on_ranks(c->world, [&](int rank, ncclUniqueId id) { run_rank(c, rank, id, shared, name); });
     *result = *shared;
     munmap(shared, sizeof(Result));
     char text[512];

@@ -1,47 +1,26 @@
 // test/test_nccl.cpp: the CPU device's collectives between forked ranks: every operation and type
 // over odd sizes and sizes beyond a staging area, in place and not, split communicators; buffers
 // that the ranks share give the same; disagreeing ranks are named.
-#include "../cpu/nccl.h"
-#include "../lib/die.h"
 #include "common.h"
+#include "ranks.h"
 
 #include <math.h>
-#include <omp.h>
-#include <signal.h>
 #include <sys/mman.h>
 #include <sys/resource.h>
-#include <sys/wait.h>
-#include <vector>
 
 #define expect(condition, ...)                                                                     \
     if (!(condition)) die(__VA_ARGS__)
 
-// Runs f on n ranks; the exit status of the first that fails, 0 if none does.
-static int on_ranks(int n, void (*f)(ncclComm_t, int rank, int n), const char *errors) {
-    ncclUniqueId id;
-    ncclGetUniqueId(&id);
-    fflush(NULL);
-    std::vector<pid_t> ranks((size_t)n);
-    for (int rank = 0; rank < n; rank++)
-        if ((ranks[(size_t)rank] = fork()) == 0) {
-            if (errors && !freopen(errors, "a", stderr)) _exit(2);
-            omp_set_num_threads(1);
-            process.rank = rank, process.world = n;
-            ncclComm_t comm;
-            ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
-            ncclCommInitRankConfig(&comm, n, id, rank, &config);
-            f(comm, rank, n);
-            ncclCommDestroy(comm);
-            _exit(0);
-        }
-    int first = 0;
-    for (int i = 0, status; i < n; i++) {
-        wait(&status);
-        if (!status || first) continue;
-        first = status;  // the others may wait for it for ever
-        for (pid_t pid : ranks) kill(pid, SIGKILL);
-    }
-    return first;
+// Runs f on n ranks of one communicator, as on_ranks.
+static int in_communicator(int n, void (*f)(ncclComm_t, int rank, int n), const char *errors) {
+    return on_ranks(n, [&](int rank, ncclUniqueId id) {
+        if (errors && !freopen(errors, "a", stderr)) _exit(2);
+        ncclComm_t comm;
+        ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+        ncclCommInitRankConfig(&comm, n, id, rank, &config);
+        f(comm, rank, n);
+        ncclCommDestroy(comm);
+    });
 }
 
 static float value(int rank, size_t i) {
@@ -331,7 +310,7 @@ static void disagrees(ncclComm_t comm, int rank, int) {
 static const int worlds[] = {1, 2, 3, 5, 8};
 
 static void on_all_worlds(void (*f)(ncclComm_t, int, int)) {
-    for (int n : worlds) assert_int_equal(on_ranks(n, f, NULL), 0);
+    for (int n : worlds) assert_int_equal(in_communicator(n, f, NULL), 0);
 }
 
 static void all_gather_brings_every_ranks_part(void **) {
@@ -357,7 +336,7 @@ static void expect_named(int n, void (*f)(ncclComm_t, int, int), const char *one
     void *shared = mmap(NULL, 4096, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     assert_true(shared != MAP_FAILED);
     die_spoken = (int *)shared;
-    assert_int_not_equal(on_ranks(n, f, path), 0);
+    assert_int_not_equal(in_communicator(n, f, path), 0);
     die_spoken = NULL;
     const char *text = read_file(path);
     if (!strstr(text, one) || !strstr(text, another) ||
@@ -385,18 +364,18 @@ static void shared_and_copied_data_give_the_same_bits(void **) {
 }
 
 static void ranks_see_the_parts_of_the_others(void **) {
-    for (int n : {2, 5}) assert_int_equal(on_ranks(n, shows_parts, NULL), 0);
+    for (int n : {2, 5}) assert_int_equal(in_communicator(n, shows_parts, NULL), 0);
 }
 
 static void ranks_that_cannot_share_copy(void **) {
     for (int n : {2, 3}) {
-        assert_int_equal(on_ranks(n, copies_under_a_limit, NULL), 0);
-        assert_int_equal(on_ranks(n, copies_without_room, NULL), 0);
+        assert_int_equal(in_communicator(n, copies_under_a_limit, NULL), 0);
+        assert_int_equal(in_communicator(n, copies_without_room, NULL), 0);
     }
 }
 
 static void shared_memory_ends_with_its_communicator(void **) {
-    assert_int_equal(on_ranks(3, leaves_private_memory, NULL), 0);
+    assert_int_equal(in_communicator(3, leaves_private_memory, NULL), 0);
 }
 
 int main(void) {

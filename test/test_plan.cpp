@@ -3,11 +3,11 @@
 // Then the figures of published models, what is refused, and how the answer looks.
 #include "../lib/clock.h"
 #include "../plan/search.h"
+#include "ranks.h"
 #include "run.h"
 
 #include <initializer_list>
 #include <jansson.h>
-#include <omp.h>
 #include <sys/mman.h>
 
 extern const GptCode gpt_fp32_generic, gpt_bf16_generic;
@@ -88,7 +88,6 @@ static const GptCode *code_of(const Options *o) {
 // One rank of a real run, in its own process: two steps, the second traced.
 static void run_rank(const Case *c, int micro_steps, int rank, ncclUniqueId id, Facts *facts,
                      const char *trace) {
-    process.rank = rank, process.world = c->world;
     Options o = options_of(c, micro_steps);
     GptConfig config = config_of(c, &o, rank);
     const GptCode *code = code_of(&o);
@@ -114,24 +113,11 @@ static void run_rank(const Case *c, int micro_steps, int rank, ncclUniqueId id, 
 static Facts run_case(const Case *c, int micro_steps, const char *trace) {
     Facts *shared = (Facts *)mmap(NULL, (size_t)c->world * sizeof *shared, PROT_READ | PROT_WRITE,
                                   MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    ncclUniqueId id;
-    ncclGetUniqueId(&id);
-    fflush(NULL);
-    for (int rank = 0; rank < c->world; rank++)
-        if (fork() == 0) {
-            char path[256];
-            snprintf(path, sizeof path, rank == plan_rank(c->world) ? "%s" : "%s.%d", trace, rank);
-            run_rank(c, micro_steps, rank, id, &shared[rank], path);
-            _exit(0);
-        }
-    bool failed = false;
-    for (int i = 0, status; i < c->world; i++) {
-        wait(&status);
-        failed = failed || status != 0;
-    }
-    int fd;
-    memcpy(&fd, id.internal + 8, sizeof fd);
-    close(fd);
+    bool failed = on_ranks(c->world, [&](int rank, ncclUniqueId id) {
+        char path[256];
+        snprintf(path, sizeof path, rank == plan_rank(c->world) ? "%s" : "%s.%d", trace, rank);
+        run_rank(c, micro_steps, rank, id, &shared[rank], path);
+    });
     Facts facts = shared[plan_rank(c->world)];
     munmap(shared, (size_t)c->world * sizeof *shared);
     if (failed) fail_msg("a rank failed: %s", c->name);
@@ -147,11 +133,16 @@ static Cluster some_cpu(const Case *c) {
     return cpu;
 }
 
+static int one_thread(const Options *, int) {
+    return 1;
+}
+
 static Question question_of(const Case *c, const Options *o, const Cluster *cluster) {
     static Buffers none;
     Question q = {};
     q.options = o, q.model = tiny_model(), q.place = (Place){0, c->world, c->world};
     q.cluster = *cluster, q.real = code_of(o), q.usable = 1e12, q.more = &none;
+    q.threads = one_thread;
     return q;
 }
 
@@ -548,6 +539,8 @@ static void nonsensical_plans_end_in_one_line(void **) {
          "8 ranks on this node do not divide 12 ranks"},
         {"--cluster /nowhere/cluster", "/nowhere/cluster"},
         {"--gpu h200 --cluster x", "--gpu h200 --cluster x: expected one of them"},
+        {"--price 2", "--price: a plan for this machine has no GPUs"},
+        {"--network 100", "--network: a plan for this machine has no GPUs"},
     };
     for (auto &w : wrong) {
         char command[256];

@@ -4,18 +4,14 @@
 
 #include "../checkpoint/parameters.h"
 #include "common.h"
-
-#include <omp.h>
-#include <sys/wait.h>
+#include "ranks.h"
 
 enum { RANKS = 3 };
 
 // Trains three steps; in the second, rank 1's gradient of one element becomes `bad`.
-// Exits with 0 if the norm said so, and if parameters and moments are unchanged by that step
+// Dies unless the norm said so, and if parameters and moments are unchanged by that step
 // and changed by the others.
 static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
-    omp_set_num_threads(1);
-    process.rank = rank, process.world = RANKS;
     GptConfig c = {};
     c.model.T = 7, c.model.L = 2, c.model.NH = 3, c.model.C = 12;
     model_set_vocab(&c.model, 37);
@@ -48,18 +44,11 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
             if (!isfinite(g->f.p[i])) die("parameter %zu is not finite", i);
     }
     gpt_finish(g);
-    _exit(0);
 }
 
 static void check(float bad, bool ordered) {
-    ncclUniqueId id;
-    ncclGetUniqueId(&id);
-    for (int rank = 0; rank < RANKS; rank++)
-        if (fork() == 0) run_rank(rank, id, bad, ordered);
-    for (int i = 0, status; i < RANKS; i++) {
-        wait(&status);
-        assert_int_equal(status, 0);
-    }
+    auto rank_of = [&](int rank, ncclUniqueId id) { run_rank(rank, id, bad, ordered); };
+    assert_int_equal(on_ranks(RANKS, rank_of), 0);
 }
 
 static void a_nan_on_one_rank_skips_the_update_on_all(void **) {
