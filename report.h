@@ -115,6 +115,8 @@ static void report_start(const StartTable *t) {
            dtypes[d.gather], dtypes[d.reduce], dtypes[d.grad], dtypes[d.moment]);
     printf("batch            B %d x T %d x %d ranks x %d micro-steps = %llu tokens a step\n", c->B,
            c->T, ranks->world, t->micro_steps, (unsigned long long)tokens);
+    printf("logits           %d rows at a time\n",
+           c->logits_rows < c->B * c->T ? c->logits_rows : c->B * c->T);
     report_data(t, tokens);
     if (t->prompt_tokens > c->T)
         printf("prompt           %d tokens; of them the model sees the last %d\n", t->prompt_tokens,

@@ -332,8 +332,8 @@ static void check_memory(const Run *r) {
     if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return;
     if (needed > free_bytes)
         die_all("%.1f MiB of buffers are needed on this GPU, and %.1f are free; use more ranks, a "
-                "smaller --batch, --recompute layer or a smaller model (--plan shows what takes "
-                "the memory)",
+                "smaller --batch, --recompute layer, --logits-rows 512 or a smaller model (--plan "
+                "shows what takes the memory)",
                 mib(needed), mib(free_bytes));
     if (needed + others > free_bytes && r->ranks.rank == 0)
         fprintf(stderr,
@@ -639,7 +639,7 @@ static void start(Run *r, int argc, char **argv) {
     if (!plan && !watched) start_watchdog(r);
     if (!plan) start_device(r);
     find_checkpoint(r, argc, argv);
-    options_choose_precision(&r->o, is_for_gpus(&r->o));
+    options_choose_numbers(&r->o, is_for_gpus(&r->o));
     // A plan tries several numbers of ranks.
     if (!plan)
         options_choose_sums(&r->o, is_for_gpus(&r->o), r->ranks.local_world < r->ranks.world);

@@ -3,12 +3,37 @@
 // multiplies. Bytes and flops are the least that the op needs, not what the kernel happens to do.
 // Compiled once per dtype.
 //
-//   bench_kernels [B T C NH V]      default: 64 1024 768 12 50257, beyond the L2 of every GPU
+//   bench_kernels [B T C NH V]          default: 64 1024 768 12 50257, beyond the L2 of every GPU
+//
+// In the emulator's count build the same program prints how long all that should take on a GPU:
+//
+//   predict_kernels GPU [B T C NH V]    a name of plan/gpus.h
 #include "ops.h"
+#ifdef EMULATOR
+#include "dev/predict.h"
+#endif
 #include <algorithm>
 #include <vector>
 
 static cudaStream_t stream;
+static double copy_bytes, product_flops;  // a second, measured
+
+#ifdef EMULATOR
+static const bool predicts = true;  // the values of arrays are of no matter
+static const Gpu *gpu;
+static Kernels kernels;
+
+template <class Run> static double fastest(Run run) {
+    double seconds = 0;
+    emu::forget_counts();
+    run();
+    cudaCheck(cudaStreamSynchronize(stream));
+    for (const CountedLaunch &l : emu::counted_launches())
+        seconds += (double)l.times * expected_seconds(launch_row(gpu, l, kernels));
+    return 1e3 * seconds;
+}
+#else
+static const bool predicts = false;
 
 // Milliseconds of the fastest run of those that fit in 50 ms, at least three, after one to warm up.
 template <class Run> static double fastest(Run run) {
@@ -30,8 +55,7 @@ template <class Run> static double fastest(Run run) {
     cudaCheck(cudaEventDestroy(end));
     return best;
 }
-
-static double copy_bytes, product_flops;  // a second, measured
+#endif
 
 static void print_row(const char *name, double ms, double bytes, double flops) {
     double bound = 1e3 * std::max(bytes / copy_bytes, flops / product_flops);
@@ -67,7 +91,7 @@ static Arena arena_create(const OpsDims *d) {
     a.rows = d->B * d->T, a.head_rows = d->head_rows, a.Vp = (d->V + 127) / 128 * 128;
     size_t activations = (size_t)a.rows * (size_t)d->C * 4, C = (size_t)d->C;
     size_t weights = std::max(4 * C, (size_t)a.Vp) * C;  // wte is the largest of usual models
-    std::vector<floatX> values(std::max(activations, weights));
+    std::vector<floatX> values(predicts ? 0 : std::max(activations, weights));
     uint64_t state = 1;
     for (auto &v : values) {
         state = state * 6364136223846793005u + 1442695040888963407u;
@@ -75,8 +99,9 @@ static Arena arena_create(const OpsDims *d) {
     }
     std::vector<int> tokens((size_t)a.rows);
     for (size_t i = 0; i < tokens.size(); i++) tokens[i] = (int)(i * 7919 % (size_t)d->V);
-    a.x = device_array(activations, values.data()), a.y = device_array(activations, values.data());
-    a.z = device_array(activations, values.data()), a.w = device_array(weights, values.data());
+    const floatX *any = predicts ? NULL : values.data();
+    a.x = device_array(activations, any), a.y = device_array(activations, any);
+    a.z = device_array(activations, any), a.w = device_array(weights, any);
     a.logits = device_array<floatX>((size_t)a.head_rows * (size_t)a.Vp);
     a.stats = device_array<float>(2 * (size_t)a.rows),
     a.lse = device_array<float>((size_t)a.rows * (size_t)d->NH);
@@ -88,6 +113,20 @@ static Arena arena_create(const OpsDims *d) {
     return a;
 }
 
+#ifdef EMULATOR
+static void measure_bounds(const Arena *) {
+    copy_bytes = gpu->dram * gpu->dram_reached, product_flops = gpu->tensor * gpu->product_reached;
+    printf("predicted for %s\n", gpu->name);
+}
+
+static void choose_gpu(const char *name, const OpsDims *d) {
+    gpu = gpu_named(name);
+    if (!gpu) die("GPU %s: not in plan/gpus.h", name);
+    kernels = read_kernels(gpu->arch);
+    setenv("EMU_MEMORY", "1e12", 1);
+    emu::count_first_blocks(2 * (unsigned)d->T / 64);  // two heads of attention's tiles, or more
+}
+#else
 static void measure_bounds(const Arena *a) {
     size_t bytes = (size_t)1 << 30;
     char *from = device_array<char>(bytes), *to = device_array<char>(bytes);
@@ -114,6 +153,7 @@ static void measure_bounds(const Arena *a) {
     printf("%-28s %-5s copy %.0f GB/s, product of 8192 x 8192 %.1f Tflop/s\n", "this GPU reaches",
            FLOATX_NAME, copy_bytes * 1e-9, product_flops * 1e-12);
 }
+#endif
 
 static void bench_memory_bound(const Arena *a) {
     const int B = a->d.B, T = a->d.T, C = a->d.C, rows = a->rows;
@@ -132,8 +172,8 @@ static void bench_memory_bound(const Arena *a) {
               }),
               2 * n * e, 0);
     print_row("residual_layernorm_forward", fastest([&] {
-                  residual_layernorm_forward(a->z, a->y, mean, rstd, a->x, a->x, a->w, a->w, rows,
-                                             C, stream);
+                  residual_layernorm_forward(a->z, a->y, mean, rstd, a->x, a->x + (size_t)rows * C,
+                                             a->w, a->w, rows, C, stream);
               }),
               4 * n * e, 0);
     print_row("layernorm_backward", fastest([&] {
@@ -221,12 +261,20 @@ static void bench_shards(void) {
 
 int main(int argc, char **argv) {
     OpsDims d = {64, 1024, 768, 12, 50257, 0, false};
+#ifdef EMULATOR
+    if (argc < 2) die("usage: predict_kernels GPU [B T C NH V]");
+    const char *name = argv[1];
+    argc--, argv++;
+#endif
     if (argc == 6)
         d.B = atoi(argv[1]), d.T = atoi(argv[2]), d.C = atoi(argv[3]), d.NH = atoi(argv[4]),
         d.V = atoi(argv[5]);
     else if (argc != 1)
         die("usage: bench_kernels [B T C NH V]");
     d.head_rows = std::min(d.B * d.T, 16384);
+#ifdef EMULATOR
+    choose_gpu(name, &d);
+#endif
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
         printf("skipped: no GPU answers\n");

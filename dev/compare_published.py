@@ -10,7 +10,7 @@ import subprocess
 import sys
 
 PROGRAM = sys.argv[1] if len(sys.argv) > 1 else "./train_gpt"
-COMMON = "--precision bf16 --reduce fast --logits-rows 16384".split()
+COMMON = "--precision bf16 --reduce fast".split()
 PEAK = {"a100-80gb": 312, "h100-sxm": 989}  # Tflop/s
 DRAM = {"a100-80gb": 0.87 * 2039e9, "h100-sxm": 0.9 * 3350e9}  # bytes a second, as plan/gpus.h has them
 MPT_7B, MPT_70B = "gpt2:L=32,C=4096,NH=32,T=2048,V=50432", "gpt2:L=80,C=8192,NH=64,T=2048,V=50432"

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # Checks the CUDA program on a machine with a GPU, in under five minutes: every kernel against double precision, a few
-# steps of training against the CPU device and PyTorch's values, the time of each kernel against its bound, and
-# the MFU of a step. Without a GPU it builds all of it and says that it skips the rest.
+# steps of training against the CPU device and PyTorch's values, the time of each kernel against its bound, the MFU of
+# a step, and one table of the times that doc/gpu-speed.md's model predicts beside those measured. Without a GPU it
+# builds all of it, prints what is predicted for an H100, and says that it skips the rest.
 #
 #   dev/gpu_check.sh            needs what `make DEVICE=cuda` and `make test` need
 set -euo pipefail
@@ -15,7 +16,33 @@ arch=${ARCH:-$(nvidia-smi --query-gpu=compute_cap --format=csv,noheader 2>/dev/n
 programs=(train_gpt test_kernels_fp32 test_kernels_bf16 bench_kernels_fp32 bench_kernels_bf16)
 echo "building for ${gpu:-no GPU} (sm_${arch:-80})"
 make -s -j"${JOBS:-$(nproc)}" DEVICE=cuda ARCH="${arch:-80}" O="$out/cuda" "${programs[@]/#/$out/cuda/}"
+
+# A step of GPT-2 124M as scripts/gpt.sh runs it.
+step=(--model gpt2:d12 --batch 64 --seq 1024 --precision bf16 --ranks 1)
+step_row() { printf '%-28s %-5s %9.3f ms\n' "step of gpt2:d12, B 64, T 1024" bf16 "$1"; }
+
+# How long kernels and the step should take on a GPU of plan/gpus.h, to $predicted.
+predicted="$out/predicted.txt"
+predict() {
+    make -s -j"${JOBS:-$(nproc)}" DEVICE=cpu build/cpu/predict_kernels
+    build/cpu/predict_kernels "$1" > "$predicted"
+    step_row "$("$out/cuda/train_gpt" --plan --json --gpu "$1" "${step[@]}" |
+        python3 -c 'import json, sys; print(1e3 * json.load(sys.stdin)["step"]["seconds"])')" >> "$predicted"
+}
+
+known=h100-sxm
+[ -z "$gpu" ] || known=$(awk -F'"' -v gpu="$gpu" '/^ *{"/ && index(gpu, $4) { print $2; exit }' plan/gpus.h)
+rm -f "$predicted"
+if [ -z "$known" ]; then
+    echo "skipped: predicted times, as plan/gpus.h has no $gpu"
+elif [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
+    echo "skipped: predicted times, which need the toolkit's headers in CUDA_HOME (/usr/local/cuda)"
+else
+    predict "$known"
+fi
+
 if [ -z "$gpu" ]; then
+    [ ! -f "$predicted" ] || python3 dev/compare_times.py "$predicted"
     echo "skipped: no GPU answers; everything was built"
     exit 0
 fi
@@ -78,16 +105,23 @@ for dtype in fp32 bf16; do
     done
 done
 
+measured="$out/measured.txt"
 for dtype in bf16 fp32; do
-    "$out/cuda/bench_kernels_$dtype" | tee -a "$table"
+    "$out/cuda/bench_kernels_$dtype" | tee -a "$table" "$out/bench_$dtype.txt"
 done
+cp "$out/bench_bf16.txt" "$measured"
 
-# A step of GPT-2 124M as scripts/gpt.sh runs it; a text long enough for a few of them.
+# A text long enough for a few steps.
 text="$out/text.txt"
 for i in $(seq 80); do cat doc/*.md README.md; done > "$text"
-"$out/cuda/train_gpt" --model gpt2:d12 --train "$text" --batch 64 --seq 1024 --steps 12 --precision bf16 \
-    --logits-rows 16384 --ranks 1 > "$out/step.log" 2>&1 || { tail -1 "$out/step.log"; failed=1; }
-row "step of gpt2:d12, B 64, T 1024" bf16 "$(grep '^step' "$out/step.log" | tail -1)"
+"$out/cuda/train_gpt" "${step[@]}" --train "$text" --steps 12 > "$out/step.log" 2>&1 ||
+    { tail -1 "$out/step.log"; failed=1; }
+last=$(grep '^step' "$out/step.log" | tail -1 || true)
+row "step of gpt2:d12, B 64, T 1024" bf16 "$last"
+[ -z "$last" ] || step_row "$(sed 's/.*| \([0-9]*\) ms |.*/\1/' <<< "$last")" >> "$measured"
+if [ -f "$predicted" ]; then
+    python3 dev/compare_times.py "$predicted" "$measured" | tee -a "$table"
+fi
 
 echo
 echo "$gpu, $(nvidia-smi --query-gpu=driver_version --format=csv,noheader | head -1): all of it is in $table"

@@ -468,6 +468,10 @@ static void note_copy(const AsyncCopy &c) {
 void cp_async(void *shared, const void *global, size_t bytes, bool valid) {
     if ((size_t)shared % bytes || (size_t)global % bytes)
         device_error("cp.async: %p <- %p is not aligned to %zu bytes", shared, global, bytes);
+    // Where nothing is read no other check sees the address.
+    const Allocation *from = valid ? nullptr : find_allocation(global);
+    if (!valid && (!from || (const char *)global + bytes > from->begin + from->bytes))
+        device_error("cp.async: %p, of which nothing is read, is not in live memory", global);
     AsyncCopies &mine = block.async[ctx.linear];
     AsyncCopy c = {(char *)shared, (const char *)global, bytes, valid, mine.group};
     note_copy(c);

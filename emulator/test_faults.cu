@@ -183,6 +183,26 @@ static void reading_what_cp_async_brings_before_the_wait_is_reported(void **) {
         finish();
     });
 }
+__global__ void zeros_from(float4 *p, long i) {
+    __shared__ float4 s[1];
+    cp_async_16(s, p + i, false);
+    cp_async_commit();
+    cp_async_wait<0>();
+    p[0] = s[0];
+}
+static void an_address_outside_memory_is_reported_though_cp_async_reads_nothing_there(void **) {
+    for (long i : {-1L, 2L, 1L << 40})
+        expect_report("zeros_from|of which nothing is read", [i] {
+            float4 *p = (float4 *)device_floats(8);
+            zeros_from<<<1, 1>>>(p, i);
+            finish();
+        });
+    expect_silent([] {
+        float4 *p = (float4 *)device_floats(8);
+        zeros_from<<<1, 1>>>(p, 1);
+        finish();
+    });
+}
 
 // ---- memory ------------------------------------------------------------------------------------
 __global__ void write_at(float *p, long i) {
@@ -537,6 +557,7 @@ int main(void) {
         cmocka_unit_test(a_shuffle_from_a_lane_that_has_left_is_reported),
         cmocka_unit_test(a_spinning_kernel_is_reported),
         cmocka_unit_test(reading_what_cp_async_brings_before_the_wait_is_reported),
+        cmocka_unit_test(an_address_outside_memory_is_reported_though_cp_async_reads_nothing_there),
         cmocka_unit_test(a_write_just_behind_an_allocation_is_reported),
         cmocka_unit_test(a_read_behind_an_allocation_is_reported),
         cmocka_unit_test(a_use_of_freed_memory_is_reported),

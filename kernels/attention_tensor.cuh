@@ -42,10 +42,10 @@ __device__ static inline const bf16 *tile_at(const bf16 *tile, int row0, int row
 }
 
 // Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns
-// from HS on become zero.
+// from HS on become zero. Their address is `any`, a kernel's argument: it takes no registers.
 template <int HSP, int ROWS>
-__device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, int ld, int row0, int T,
-                                         int HS) {
+__device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, const bf16 *any, int ld,
+                                         int row0, int T, int HS) {
     // STEP: rows at a time, a multiple of 8, so that the permutation stays.
     const int PIECES = HSP / 8, STEP = TENSOR_THREADS / PIECES / 8 * 8;
     int row = (int)threadIdx.x / PIECES, col = (int)threadIdx.x % PIECES * 8;
@@ -54,7 +54,7 @@ __device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, int ld, i
     int left = col < HS ? T - row0 - row : 0;
     bf16 *to = tile + tile_place<HSP>(row, col);
     UNROLL_2 for (int i = 0; i < ROWS; i += STEP) {
-        cp_async_16(to + i * HSP, from, i < left);
+        cp_async_16(to + i * HSP, i < left ? from : any, i < left);
         from += (ptrdiff_t)STEP * ld;
     }
 }
@@ -219,9 +219,9 @@ __global__ static void __launch_bounds__(TENSOR_THREADS, HSP <= 80 ? 3 : 2)
     const int end = ((row0 + ROWS < T ? row0 + ROWS : T) + COLS - 1) / COLS;
     const int C = NH * HS, ld = 3 * C;
     const bf16 *head = qkv + h.token * (size_t)ld + h.column;
-    tile_fetch<HSP, ROWS>(q, head, ld, row0, T, HS);
-    tile_fetch<HSP, COLS>(k, head + C, ld, 0, T, HS);
-    tile_fetch<HSP, COLS>(v, head + 2 * C, ld, 0, T, HS);
+    tile_fetch<HSP, ROWS>(q, head, qkv, ld, row0, T, HS);
+    tile_fetch<HSP, COLS>(k, head + C, qkv, ld, 0, T, HS);
+    tile_fetch<HSP, COLS>(v, head + 2 * C, qkv, ld, 0, T, HS);
     float acc[M][HSP / 8][4] = {}, scale = LOG2E / sqrtf((float)HS);
     Softmax state[M];
     UNROLL for (int m = 0; m < M; m++) state[m] = {{-INFINITY, -INFINITY}, {0, 0}};
@@ -231,8 +231,8 @@ __global__ static void __launch_bounds__(TENSOR_THREADS, HSP <= 80 ? 3 : 2)
         SEEDED_SYNC(1);  // tile t is here, and t - 1 is free
         if (t + 1 < end) {
             int next = (t + 1) % 2 * TILE;
-            tile_fetch<HSP, COLS>(k + next, head + C, ld, (t + 1) * COLS, T, HS);
-            tile_fetch<HSP, COLS>(v + next, head + 2 * C, ld, (t + 1) * COLS, T, HS);
+            tile_fetch<HSP, COLS>(k + next, head + C, qkv, ld, (t + 1) * COLS, T, HS);
+            tile_fetch<HSP, COLS>(v + next, head + 2 * C, qkv, ld, (t + 1) * COLS, T, HS);
         }
         if (all_hidden<COLS, M, false>(first, t * COLS)) continue;
         float s[M][COLS / 8][4] = {};
@@ -306,12 +306,12 @@ __global__ static void __launch_bounds__(TENSOR_THREADS, HSP == 64 && !KEYS ? 3 
     const int end = ((KEYS || row0 + ROWS > T ? T : row0 + ROWS) + COLS - 1) / COLS;
     auto fetch = [&](int tile) {
         int to = tile % 2 * TILE;
-        tile_fetch<HSP, COLS>(c1 + to, KEYS ? q : k, ld, tile * COLS, T, HS);
-        tile_fetch<HSP, COLS>(c2 + to, KEYS ? dout : v, KEYS ? C : ld, tile * COLS, T, HS);
+        tile_fetch<HSP, COLS>(c1 + to, KEYS ? q : k, g.qkv, ld, tile * COLS, T, HS);
+        tile_fetch<HSP, COLS>(c2 + to, KEYS ? dout : v, g.qkv, KEYS ? C : ld, tile * COLS, T, HS);
         if (KEYS) fetch_queries<COLS>(queries + tile % 2 * COLS, rows + tile * COLS);
     };
-    tile_fetch<HSP, ROWS>(r1, KEYS ? k : q, ld, row0, T, HS);
-    tile_fetch<HSP, ROWS>(r2, KEYS ? v : dout, KEYS ? ld : C, row0, T, HS);
+    tile_fetch<HSP, ROWS>(r1, KEYS ? k : q, g.qkv, ld, row0, T, HS);
+    tile_fetch<HSP, ROWS>(r2, KEYS ? v : dout, g.qkv, KEYS ? ld : C, row0, T, HS);
     if (!KEYS) fetch_queries<ROWS>(queries, rows + row0);
     fetch(t);
     float acc[M][HSP / 8][4] = {}, dv[M][KEYS ? HSP / 8 : 1][4] = {},
@@ -343,8 +343,10 @@ __global__ static void __launch_bounds__(TENSOR_THREADS, HSP == 64 && !KEYS ? 3 
     }
 }
 
-// Allows a kernel the dynamic shared memory that it needs.
-template <class... P> static void allow_shared(void (*kernel)(P...), size_t bytes) {
+// Allows a kernel the dynamic shared memory that it needs, at its first launch.
+template <class... P> static void allow_shared(bool *allowed, void (*kernel)(P...), size_t bytes) {
+    if (*allowed) return;
+    *allowed = true;
     cudaError_t e =
         cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
     if (e != cudaSuccess)
@@ -356,7 +358,8 @@ template <int HSP, int COLS, int M>
 static void forward_tensor_launch(bf16 *out, float *lse, const bf16 *qkv, size_t heads, int T,
                                   int NH, int HS, cudaStream_t stream) {
     const size_t ROWS = TENSOR_WARPS * 16 * M, bytes = (ROWS + 4 * COLS) * HSP * sizeof(bf16);
-    allow_shared(attention_forward_tensor_kernel<HSP, COLS, M>, bytes);
+    static bool allowed;
+    allow_shared(&allowed, attention_forward_tensor_kernel<HSP, COLS, M>, bytes);
     unsigned blocks = (unsigned)(blocks_for((size_t)T, ROWS) * heads);
     attention_forward_tensor_kernel<HSP, COLS, M>
         <<<blocks, TENSOR_THREADS, bytes, stream>>>(out, lse, qkv, T, NH, HS);
@@ -367,7 +370,8 @@ template <int HSP, int COLS, int M, bool KEYS>
 static void backward_tensor_launch(const AttentionGradient *g, size_t heads, cudaStream_t stream) {
     const size_t ROWS = TENSOR_WARPS * 16 * M, bytes = (2 * ROWS + 4 * COLS) * HSP * sizeof(bf16) +
                                                        (KEYS ? 2 * COLS : ROWS) * sizeof(float2);
-    allow_shared(attention_backward_tensor_kernel<HSP, COLS, M, KEYS>, bytes);
+    static bool allowed;
+    allow_shared(&allowed, attention_backward_tensor_kernel<HSP, COLS, M, KEYS>, bytes);
     unsigned blocks = (unsigned)(blocks_for((size_t)g->T, ROWS) * heads);
     attention_backward_tensor_kernel<HSP, COLS, M, KEYS>
         <<<blocks, TENSOR_THREADS, bytes, stream>>>(*g);

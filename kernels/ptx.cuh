@@ -81,8 +81,9 @@ __device__ inline void ldmatrix_x4_trans(uint32_t r[4], const void *smem_row PTX
     PTX_LDMATRIX_X4(".trans");
 }
 
-// Starts a copy of 16 bytes, both sides 16-byte aligned. valid = false writes zeros and does not
-// read `global` (which must still be some address in global memory). The bytes may land at once or
+// Starts a copy of 16 bytes, both sides 16-byte aligned. valid = false writes zeros: src-size is 0.
+// `global` must be an address of the program's own even then: "src specifies a location in the
+// global state space" (PTX ISA, cp.async), and none is excepted. The bytes may land at once or
 // at the wait, not before the thread's next cp_async_wait that covers it may anyone read them,
 // other threads only after a barrier.
 __device__ inline void cp_async_16(void *smem, const void *global, bool valid) {

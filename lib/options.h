@@ -98,7 +98,7 @@ CHOICE(reduce_dtype,    "",  "policy", "policy|fp32|bf16",              "of grad
 CHOICE(grad_dtype,      "",  "policy", "policy|fp32|bf16",              "of gradient shards") \
 CHOICE(moment_dtype,    "",  "policy", "policy|fp32|bf16|fp64",         "of AdamW's two moments") \
 CHOICE(reduce,          "",  "auto", "auto|ordered|fast",               "order of the gradient sum: by micro-batch, the same bits for any number of ranks, or the library's own; auto: ordered, but on GPUs of several nodes fast") \
-INT   (logits_rows,     "",  "512", 1, 1 << 20,                         "rows of logits that exist at a time; changes the last bits") \
+INT   (logits_rows,     "",  "0",   0, 1 << 20,                         "rows of logits that exist at a time, more are faster; they cut a sum, so the last bits follow them; 0: 16384 on GPUs, 512 on CPUs") \
 GROUP("Planning") \
 CHOICE(plan,            "",  "no", "no=0|yes=1|best",                   "check everything and say what the run needs, how long it takes and what it costs, without doing it; best: also look for better options") \
 TEXT  (gpu,             "",  "", NO_PATH,                                       "GPU of the plan: a100-40gb, a100-80gb, h100-sxm, h200, b200, l40s, rtx-4090; empty: what is here") \
@@ -912,8 +912,10 @@ typedef struct {
     int gather, reduce, grad, moment;
 } Dtypes;
 
-// What auto comes to where the run is, or is planned for.
-static inline void options_choose_precision(Options *o, bool gpu) {
+// What auto and 0 come to where the run is, or is planned for. How many rows of logits there are
+// does not follow from the memory that is free: they change bits.
+static inline void options_choose_numbers(Options *o, bool gpu) {
+    if (!o->logits_rows) o->logits_rows = gpu ? 16384 : 512;
     if (o->precision == PRECISION_AUTO) o->precision = gpu ? PRECISION_BFLOAT16 : PRECISION_FP32;
     if (o->precision == PRECISION_TF32 && !gpu)
         die_all("--precision tf32: expected a GPU, found the CPU device; use --precision fp32");

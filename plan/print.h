@@ -156,6 +156,7 @@ static inline void print_command(FILE *to, const Question *q, const Options *o, 
                                  int columns) {
     Options standard;
     options_default(&standard);
+    options_choose_numbers(&standard, !q->cluster.cpu);
     const char *start =
         world > q->cluster.per_node ? "mpirun -n %d ./train_gpt" : "./train_gpt --ranks %d";
     int column = 2 + fprintf(to, start, world);

@@ -34,6 +34,10 @@ $(O)/emu/count/dev/kernel_report.o: $(O)/emu/src/dev/kernel_report.cu | $(EMU_MI
 	$(call emu_cc,count,$(EMU_PROGRAM_FLAGS) -DPRECISION_BF16=1)
 $(O)/kernel_report: $(O)/emu/count/dev/kernel_report.o $(O)/emu/count/gpt_bf16.o $(O)/libemu_count.a
 	$(CXX) $^ $(EMU_LDLIBS) -o $@
+$(O)/emu/count/dev/bench_kernels.o: $(O)/emu/src/dev/bench_kernels.cu | $(EMU_MIRROR)
+	$(call emu_cc,count,$(EMU_PROGRAM_FLAGS) -DPRECISION_BF16=1)
+$(O)/predict_kernels: $(O)/emu/count/dev/bench_kernels.o $(O)/libemu_count.a
+	$(CXX) $^ $(EMU_LDLIBS) -o $@
 kernel-report: $(REPORT_SIZES:%=$(O)/report.%)
 	@cat $^
 $(O)/report.%: $(O)/kernel_report kernels/resources.txt kernels/instructions.txt

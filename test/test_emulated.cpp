@@ -253,6 +253,17 @@ static void replicas_that_have_drifted_apart_are_neither_saved_nor_a_result(void
     }
 }
 
+// There are three kernels of attention on tensor cores, launched eight times in each step.
+static void attention_asks_for_its_shared_memory_once(void **) {
+    for (int call = 3; call <= 4; call++) {
+        Outcome o = run("EMU_FAIL=cudaFuncSetAttribute:%d " EMULATED "/plain/train_gpt " OPTIONS
+                        "--precision bf16 --steps 2",
+                        call);
+        if ((o.status == 0) != (call == 4) || (call == 3 && !strstr(o.err, "attention: expected ")))
+            fail_msg("call %d: exit code %d: %s", call, o.status, o.err);
+    }
+}
+
 // ---- all that the program does besides ---------------------------------------------------------
 
 // Validation, samples, checkpoints, audits and decisions about outliers.
@@ -376,6 +387,7 @@ int main(void) {
         cmocka_unit_test(buffers_that_fit_are_tried_whatever_libraries_may_take),
         cmocka_unit_test(an_older_nccl_takes_no_more_memory),
         cmocka_unit_test(replicas_that_have_drifted_apart_are_neither_saved_nor_a_result),
+        cmocka_unit_test(attention_asks_for_its_shared_memory_once),
         cmocka_unit_test(all_that_the_program_does_is_right_in_the_emulator),
         cmocka_unit_test(the_race_build_finds_nothing_in_a_run_that_diverges),
         cmocka_unit_test(a_collective_that_fails_while_it_runs_ends_the_job),

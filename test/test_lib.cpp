@@ -127,19 +127,22 @@ static void auto_follows_from_the_device_and_the_nodes(void **) {
     const struct {
         const char *line;
         bool gpu, many;
-        int precision, reduce;
-    } cases[] = {{"", false, true, PRECISION_FP32, REDUCE_ORDERED},
-                 {"", true, false, PRECISION_BFLOAT16, REDUCE_ORDERED},
-                 {"", true, true, PRECISION_BFLOAT16, REDUCE_FAST},
-                 {"--precision fp32", true, true, PRECISION_FP32, REDUCE_FAST},
-                 {"--precision tf32", true, false, PRECISION_TF32, REDUCE_ORDERED},
-                 {"--reduce ordered", true, true, PRECISION_BFLOAT16, REDUCE_ORDERED}};
+        int precision, reduce, rows;
+    } cases[] = {{"", false, true, PRECISION_FP32, REDUCE_ORDERED, 512},
+                 {"", true, false, PRECISION_BFLOAT16, REDUCE_ORDERED, 16384},
+                 {"", true, true, PRECISION_BFLOAT16, REDUCE_FAST, 16384},
+                 {"--precision fp32", true, true, PRECISION_FP32, REDUCE_FAST, 16384},
+                 {"--precision tf32", true, false, PRECISION_TF32, REDUCE_ORDERED, 16384},
+                 {"--logits-rows 100", true, false, PRECISION_BFLOAT16, REDUCE_ORDERED, 100},
+                 {"--logits-rows 100", false, false, PRECISION_FP32, REDUCE_ORDERED, 100},
+                 {"--reduce ordered", true, true, PRECISION_BFLOAT16, REDUCE_ORDERED, 16384}};
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         Options o = parse(cases[i].line);
-        options_choose_precision(&o, cases[i].gpu);
+        options_choose_numbers(&o, cases[i].gpu);
         options_choose_sums(&o, cases[i].gpu, cases[i].many);
         assert_int_equal(o.precision, cases[i].precision);
         assert_int_equal(o.reduce, cases[i].reduce);
+        assert_int_equal(o.logits_rows, cases[i].rows);
     }
 }
 

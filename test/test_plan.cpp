@@ -248,6 +248,7 @@ static void a_planned_trace_overlaps_and_keeps_the_order(void **) {
     ModelConfig m = model_parse("gpt3:c5120");
     model_set_vocab(&m, 50257);
     o.reduce = REDUCE_FAST;
+    options_choose_numbers(&o, true);
     assert_true(settle(&c, &o, &m, (Place){1, 16, 8}, &why));
     Cluster cluster = cluster_of_gpu(gpu_named("a100-80gb"));
     PlanStep s = simulate_step(&gpt_plan_bf16, &cluster, c, 1, 0, path);
@@ -414,6 +415,7 @@ static void fp32_is_slower_than_bf16_in_products_and_attention(void **) {
         Conflict why;
         Options o;
         options_default(&o);
+        options_choose_numbers(&o, true);
         ModelConfig m = model_parse("gpt2:d12");
         model_set_vocab(&m, 50257);
         assert_true(settle(&c, &o, &m, (Place){0, 1, 1}, &why));
@@ -440,13 +442,15 @@ static double number_in(const char *text, const char *key) {
     return x;
 }
 
-static double state_in(const char *text) {
+// Bytes of the buffers whose "owner" or "name" is this.
+static double buffers_in(const char *text, const char *key, const char *value) {
     json_t *root = json_loads(text, 0, NULL), *row;
     size_t i;
     double bytes = 0;
-    json_array_foreach(json_object_get(json_object_get(root, "memory"), "rows"), i,
-                       row) if (!strcmp(json_string_value(json_object_get(row, "owner")), "state"))
+    json_array_foreach(json_object_get(json_object_get(root, "memory"), "rows"), i, row) {
+        if (strcmp(json_string_value(json_object_get(row, key)), value)) continue;
         bytes += (double)json_integer_value(json_object_get(row, "bytes"));
+    }
     json_decref(root);
     return bytes;
 }
@@ -466,7 +470,7 @@ static void state_of_175B_is_what_arithmetic_says(void **) {
     for (auto &x : published) {
         static Outcome o;
         o = run(GPT3 "--ranks %d --moment-dtype %s", x.ranks, x.moments);
-        double found = state_in(o.out) * 1e-9;
+        double found = buffers_in(o.out, "owner", "state") * 1e-9;
         if (!(fabs(found / x.gigabytes - 1) < 0.005))
             fail_msg("%d ranks, moments %s: expected %.1f GB of state, found %.2f", x.ranks,
                      x.moments, x.gigabytes, found);
@@ -674,6 +678,25 @@ static void a_run_that_only_fails_never_ends(void **) {
     if (!strstr(o.out, "IT DOES NOT GET TO THE END")) fail_msg("found: %s", o.out);
 }
 
+// On a GPU as many rows of logits are planned as a run there has.
+static void logits_have_more_rows_on_gpus_than_on_cpus(void **) {
+    static const struct {
+        const char *options;
+        int rows;
+    } runs[] = {{"--gpu h100-sxm --batch 32", 16384},
+                {"--gpu h100-sxm --batch 2", 2048},
+                {"--gpu h100-sxm --batch 32 --logits-rows 100", 100},
+                {"--batch 32", 512}};
+    for (auto &x : runs) {
+        Outcome o = run(PROGRAM " --plan --json --precision bf16 --model "
+                                "gpt2:L=1,C=64,NH=2,T=1024,V=50257 %s",
+                        x.options);
+        double bytes = buffers_in(o.out, "name", "logits");
+        if (bytes != x.rows * 50304. * 2)
+            fail_msg("%s: expected %d rows of logits, found %g bytes", x.options, x.rows, bytes);
+    }
+}
+
 static void under_mpirun_one_rank_answers(void **) {
     for (int rank = 0; rank < 2; rank++) {
         Outcome o = run("OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=%d " PROGRAM " --plan", rank);
@@ -742,6 +765,7 @@ int main(void) {
         cmocka_unit_test(the_best_is_no_slower_than_what_would_make_it_fit),
         cmocka_unit_test(a_plan_for_cpus_is_for_this_machine),
         cmocka_unit_test(a_run_that_only_fails_never_ends),
+        cmocka_unit_test(logits_have_more_rows_on_gpus_than_on_cpus),
         cmocka_unit_test(under_mpirun_one_rank_answers),
         cmocka_unit_test(text_and_json_say_the_same),
         cmocka_unit_test(on_cpus_the_ops_have_room_for_the_threads_of_a_rank),

@@ -36,7 +36,7 @@ static void options_behind_the_size_win_over_the_table(void **) {
     } cases[] = {
         {"175B --plan --recompute none --batch 2", "B 2 x T 2048 x 256 ranks"},
         {"175B --plan=1 --precision fp64-moments", "24.0 bytes a parameter / 256 ranks"},
-        {"175B --plan --ranks 4", "B 3 x T 2048 x 4 ranks x 128 micro-steps"},
+        {"175B --plan --ranks 4", "B 6 x T 2048 x 4 ranks x 64 micro-steps"},
         {"124M --ranks=64 --plan", "B 8 x T 1024 x 64 ranks x 1 micro-steps = 524288"},
         {"124M --plan --ranks 2 --config test/reference/tiny/options.cfg", "B 2 x T 7 x 2 ranks"},
     };
@@ -387,6 +387,35 @@ static void a_package_that_is_missing_is_named(void **) {
     }
 }
 
+// ---- dev/compare_times.py ----------------------------------------------------------------------
+
+static void predicted_and_measured_times_are_joined_by_kernel(void **) {
+    Outcome o =
+        run("set -o pipefail; cd %s; printf 'predicted for h100-sxm\\ngelu_forward   bf16   0.200 "
+            "ms  1 GB/s\\n"
+            "mlp up forward  bf16  1.000 ms  2 Tflop/s\\nhead forward bf16 3.0 ms\\n' >predicted; "
+            "printf 'this GPU reaches bf16 copy 1 GB/s\\nmlp up forward   bf16     1.250 ms  1 "
+            "Tflop/s\\ngelu_forward bf16 0.190 ms\\ngelu_forward fp32 0.300 ms\\n' >measured; "
+            "python3 $OLDPWD/dev/compare_times.py predicted measured | sed 's/  */ /g'",
+            folder);
+    const char *expected = "kernel dtype predicted us measured us ratio\n"
+                           "gelu_forward bf16 200.0 190.0 0.95\n"
+                           "mlp up forward bf16 1000.0 1250.0 1.25\n"
+                           "head forward bf16 3000.0 - -\n"
+                           "gelu_forward fp32 - 300.0 -\n"
+                           "measured over predicted: median 1.10 of 2, from 0.95 to 1.25\n";
+    if (o.status != 0 || strcmp(o.out, expected))
+        fail_msg("expected: %sfound: %s%s", expected, o.out, o.err);
+    o = run("cd %s; echo 'x bf16 1.0 ms' >other; python3 $OLDPWD/dev/compare_times.py predicted "
+            "other",
+            folder);
+    if (o.status == 0 || !strstr(o.err, "predicted and other have no line of one name"))
+        fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
+    o = run("cd %s; : >none; python3 $OLDPWD/dev/compare_times.py predicted none", folder);
+    if (o.status == 0 || !strstr(o.err, "none: expected lines `NAME bf16 TIME ms`"))
+        fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
+}
+
 // ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
 
 static void tokens_of_a_text_give_back_every_byte_of_it(void **) {
@@ -561,6 +590,7 @@ int main(void) {
         cmocka_unit_test(a_page_is_served_until_its_script_ends),
         cmocka_unit_test(a_package_that_is_missing_is_named),
         cmocka_unit_test(examples_that_are_none_are_refused),
+        cmocka_unit_test(predicted_and_measured_times_are_joined_by_kernel),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
