@@ -447,6 +447,9 @@ static void print_resume(const Run *r) {
     if (!r->resumed[0]) return;
     printf("resume           step %ld, %s\n", r->state.step, r->resumed);
     resume_print_differences(&r->o, &r->checkpoint, stdout);
+    if (r->resumed_here && r->steps > r->state.step && !r->saver.background)
+        printf("  no checkpoints are made: neither --checkpoint-every nor --checkpoint-minutes is "
+               "given\n");
     bool known = r->data && json_is_object(r->checkpoint.data);
     if (known && !json_equal(r->data, r->checkpoint.data))
         printf("  the training data are others than in the checkpoint: samples come in another "
@@ -664,7 +667,9 @@ static void start(Run *r, int argc, char **argv) {
     check_memory(r);
     if (r->ranks.rank == 0) {
         outputs_open(&r->o);
-        logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
+        // The logs of a run that is only looked at, or converted, stay as they are.
+        if (r->o.steps || !r->resumed_here)
+            logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
     }
     start_model(r);
     load_model(r);
@@ -759,6 +764,21 @@ static void mark_done(const Run *r) {
     char path[PATH_BYTES];
     path_print(path, "%s/DONE_%08ld", r->o.out, r->steps);
     fclose_check(fopen_check(path, "a"), path);
+}
+
+// Training goes on behind what were last steps. Files of that name with something in them are not
+// this program's.
+static void unmark_done(const Run *r) {
+    DIR *folder = opendir(r->o.out);
+    const struct dirent *entry;
+    char path[PATH_BYTES];
+    struct stat s;
+    while (folder && (entry = readdir(folder)) != NULL) {
+        if (strncmp(entry->d_name, "DONE_", 5)) continue;
+        path_print(path, "%s/%s", r->o.out, entry->d_name);
+        if (lstat(path, &s) == 0 && S_ISREG(s.st_mode) && s.st_size == 0) unlink(path);
+    }
+    if (folder) closedir(folder);
 }
 
 // ---- validation and samples: every rank takes part ---------------------------------------------
@@ -935,7 +955,7 @@ static void train(Run *r) {
     r->began_ms = r->saved_ms = clock_ms();
     // The checkpoints of a run that this one does not go on from are not its own.
     if (o->out[0] && r->ranks.rank == 0 && r->steps > first)
-        checkpoint_set_aside(o->out, r->resumed_here ? first : -1);
+        checkpoint_set_aside(o->out, r->resumed_here ? first : -1), unmark_done(r);
     for (long step; (step = r->state.step) <= r->steps;) {
         process.step = step;
         bool last = step == r->steps;

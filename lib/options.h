@@ -79,7 +79,7 @@ INT   (checkpoint_every,"n", "0",   0, OPTION_MAX,                      "steps b
 INT   (checkpoint_minutes,"","0",   0, OPTION_MAX,                      "minutes between checkpoints; 0: by steps only") \
 INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the newest checkpoints that are kept; 0: all") \
 INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
-TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options not given are the checkpoint's") \
+TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Of the options that decide the training those not given are the checkpoint's") \
 GROUP("Sharding") \
 INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \

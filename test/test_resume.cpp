@@ -426,9 +426,29 @@ static void the_newest_checkpoints_and_some_for_good_are_kept(void **) {
         if (i == 1) copy_run("keep", "run");
     }
     expect_same_runs("keep", "run", "a run with nothing to do");
-    o = run("cd %s/keep && ls checkpoints && cat DONE_00000010", folder);
+    o = run("cd %s/keep && ls checkpoints && ls | grep DONE_", folder);
     assert_int_equal(o.status, 0);
-    assert_string_equal(o.out, "step_00000004\nstep_00000008\nstep_00000009\nstep_00000010\n");
+    assert_string_equal(o.out, "step_00000004\nstep_00000008\nstep_00000009\nstep_00000010\n"
+                               "DONE_00000010\n");
+}
+
+// From the middle of a run, with samples, as its options ask for.
+static void a_conversion_leaves_the_runs_logs_as_they_are(void **) {
+    Outcome o = run("cp -r %s/ref0 %s/convert && " PROGRAM " --out %s/convert --resume "
+                    "%s/convert/checkpoints/step_00000005 --steps 0 --export-hf %s/convert.hf && "
+                    "diff -r %s/ref0 %s/convert && rm -r %s/convert",
+                    folder, folder, folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "a conversion");
+    if (!strstr(o.out, "convert.hf")) fail_msg("found: %s%s", o.out, o.err);
+}
+
+static void a_run_that_goes_on_without_checkpoints_says_so(void **) {
+    Outcome o = run("cp -r %s/ref0 %s/none && rm -r %s/none/checkpoints/step_00000010 && " PROGRAM
+                    " --out %s/none --resume auto && ls %s/none/checkpoints | tail -1; rm -r "
+                    "%s/none",
+                    folder, folder, folder, folder, folder, folder);
+    expect_words(o.out, "no checkpoints are made", "no --checkpoint-every");
+    expect_words(o.out, "step_00000009\n", "no --checkpoint-every");
 }
 
 static void options_that_differ_are_named_with_both_values(void **) {
@@ -562,6 +582,8 @@ int main(void) {
         cmocka_unit_test(a_run_on_a_small_disk_goes_on_when_the_disk_has_grown),
         cmocka_unit_test(training_goes_on_while_a_slow_disk_gets_the_state_of_the_call),
         cmocka_unit_test(the_newest_checkpoints_and_some_for_good_are_kept),
+        cmocka_unit_test(a_conversion_leaves_the_runs_logs_as_they_are),
+        cmocka_unit_test(a_run_that_goes_on_without_checkpoints_says_so),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
         cmocka_unit_test(a_checkpoint_is_exported_on_any_ranks),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),

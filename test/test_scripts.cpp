@@ -387,6 +387,26 @@ static void a_package_that_is_missing_is_named(void **) {
     }
 }
 
+// ---- scripts/restart ---------------------------------------------------------------------------
+
+// A command that makes a checkpoint and fails, twice with what was set aside newer than its own;
+// then one that makes none.
+static void a_run_is_started_again_as_long_as_it_makes_checkpoints(void **) {
+    Outcome o = run("cd %s && mkdir -p r/checkpoints/step_00000020.1 && : "
+                    ">r/checkpoints/step_00000020.1/index.json && "
+                    "printf '%%s\\n' 'n=$(ls r/checkpoints | grep -c ^step_0000000.$); '"
+                    "'[ $n -ge 5 ] && exit 7; mkdir r/checkpoints/step_0000000$((n + 1)); '"
+                    "': >r/checkpoints/step_0000000$((n + 1))/index.json; exit 1' >fails.sh && "
+                    "PAUSE=0 $OLDPWD/scripts/restart bash fails.sh --out r 2>&1; echo $?; "
+                    "ls r/checkpoints | grep -c '^step_0000000.$'",
+                    folder);
+    if (!strstr(o.out, "failed 3 times in a row without a new checkpoint in r") ||
+        !strstr(o.out, "\n7\n5\n") ||
+        !strstr(o.out, "again in 0 s from r/checkpoints/"
+                       "step_00000005/index.json"))
+        fail_msg("expected five checkpoints and exit code 7, found: %s%s", o.out, o.err);
+}
+
 // ---- dev/compare_times.py ----------------------------------------------------------------------
 
 static void predicted_and_measured_times_are_joined_by_kernel(void **) {
@@ -590,6 +610,7 @@ int main(void) {
         cmocka_unit_test(a_page_is_served_until_its_script_ends),
         cmocka_unit_test(a_package_that_is_missing_is_named),
         cmocka_unit_test(examples_that_are_none_are_refused),
+        cmocka_unit_test(a_run_is_started_again_as_long_as_it_makes_checkpoints),
         cmocka_unit_test(predicted_and_measured_times_are_joined_by_kernel),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
