@@ -277,29 +277,24 @@ static inline void dataloader_check(DataLoader *dl) {
     free(tokens);
 }
 
-// What identifies the data: names without their folders, sizes, and some of the bytes of some of
-// the files.
-static inline uint64_t dataloader_fingerprint(DataLoader *dl) {
-    enum { FILES = 64, BLOCKS = 5, BLOCK = 4096 };
+// What identifies the data: names without their folders, sizes, and the bytes of the files, of
+// large ones some.
+static inline uint64_t dataloader_checksum(DataLoader *dl) {
+    enum { FILES = 64 };
     uint64_t sum = checksum_text("", 0);
-    char block[BLOCK];
     Failure failure;
     int count = dl->file_count < FILES ? dl->file_count : FILES;
     for (int i = 0; i < dl->file_count; i++) {
         const DataFile *f = &dl->files[i];
-        const char *slash = strrchr(f->path, '/'), *name = slash ? slash + 1 : f->path;
+        const char *name = path_name(f->path);
         sum = sum * 31 + checksum_text(name, strlen(name)) + f->tokens;
     }
     for (int i = 0; i < count; i++) {
         int index = (int)((int64_t)i * (dl->file_count - 1) / (count > 1 ? count - 1 : 1));
         int fd = data_descriptor(dl, index, &failure);
         if (fd < 0) die_all("%s", failure.text);
-        uint64_t bytes = file_size(fd, dl->files[index].path);
-        size_t n = bytes < BLOCK ? (size_t)bytes : (size_t)BLOCK;
-        for (uint64_t k = 0; k < BLOCKS; k++) {  // the first, the last, and three between
-            read_exact(fd, block, n, (bytes - n) / (BLOCKS - 1) * k, dl->files[index].path);
-            sum = sum * 31 + checksum_text(block, n);
-        }
+        sum = sum * 31 +
+              checksum_sample(fd, (uint64_t)(CHECKSUM_BLOCKS / count), dl->files[index].path);
     }
     return sum;
 }

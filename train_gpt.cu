@@ -46,6 +46,7 @@ typedef struct {
     double peak;      // flops a second of one rank's device, 0: unknown
     double ms_mean;   // of the steps so far, for the ETA
     RunOutcome outcome;
+    AuditCost audits;
 
     Model model;
     TrainState state;
@@ -404,19 +405,42 @@ static void find_checkpoint(Run *r, int argc, char **argv) {
 }
 
 // What a checkpoint says of the training data.
-static json_t *describe_data(DataLoader *dl) {
+static json_t *describe_data(DataLoader *dl, const Tokenizer *tokenizer) {
     json_t *d = json_pack("{s:s, s:i, s:I}", "kind", data_kind_name(dl->files[0].kind), "files",
                           dl->file_count, "tokens", (json_int_t)dl->tokens);
-    json_object_set_new(d, "fingerprint", json_sprintf("%016" PRIx64, dataloader_fingerprint(dl)));
+    json_object_set_new(d, "checksum", json_sprintf("%016" PRIx64, dataloader_checksum(dl)));
+    if (tokenizer->V)
+        json_object_set_new(d, "tokenizer",
+                            json_sprintf("%016" PRIx64, tokenizer_checksum(tokenizer)));
     return d;
 }
 
-static void check_same_kind_of_data(const Run *r) {
+// Tokens that mean something else than those that the model has learned.
+static void check_same_tokens(const Run *r) {
     const char *kind = json_string_value(json_object_get(r->checkpoint.data, "kind"));
     const char *now = json_string_value(json_object_get(r->data, "kind"));
     if (kind && now && strcmp(kind, now))
         die_all("--resume %s: its training data are %s, --train is %s: expected the same tokens",
                 r->resumed, kind, now);
+    const char *before = json_string_value(json_object_get(r->checkpoint.data, "tokenizer"));
+    if (!before || !r->tokenizer.V) return;
+    char here[17];
+    snprintf(here, sizeof here, "%016" PRIx64, tokenizer_checksum(&r->tokenizer));
+    if (strcmp(before, here))
+        die_all("--tokenizer %s: its tokens are not those of the checkpoint %s (checksum %s, "
+                "expected %s)",
+                r->o.tokenizer, r->resumed, here, before);
+}
+
+// Checkpoints of earlier programs say less.
+static bool same_data(json_t *now, const json_t *before) {
+    const char *key;
+    json_t *value;
+    json_object_foreach(now, key, value) {
+        const json_t *other = json_object_get(before, key);
+        if (other && !json_equal(value, other)) return false;
+    }
+    return true;
 }
 
 // Where the run begins: at step 0, or where the checkpoint was.
@@ -424,12 +448,12 @@ static void begin_state(Run *r) {
     r->model = {r->code, r->gpt, &r->config};
     bool background = r->o.out[0] && (r->o.checkpoint_every || r->o.checkpoint_minutes);
     saver_plan(&r->saver, &r->model, background, r->o.out, r->o.keep, r->o.keep_every);
-    if (r->o.train[0]) r->data = describe_data(&r->train);
+    if (r->o.train[0]) r->data = describe_data(&r->train, &r->tokenizer);
     if (!r->resumed[0]) return;
     const CheckpointIndex *x = &r->checkpoint;
     size_t moment = r->code->element_bytes(r->gpt, GPT_MOMENT_M);
     resume_check_moments(x, moment, r->resumed);
-    check_same_kind_of_data(r);
+    check_same_tokens(r);
     r->state = x->state;
     r->state.samples = x->state.samples * (uint64_t)x->T / (uint64_t)r->config.T;
     r->first_step = r->state.step;
@@ -447,13 +471,40 @@ static void print_resume(const Run *r) {
     if (!r->resumed[0]) return;
     printf("resume           step %ld, %s\n", r->state.step, r->resumed);
     resume_print_differences(&r->o, &r->checkpoint, stdout);
-    if (r->resumed_here && r->steps > r->state.step && !r->saver.background)
-        printf("  no checkpoints are made: neither --checkpoint-every nor --checkpoint-minutes is "
-               "given\n");
+    if (r->steps > r->state.step && !r->saver.background)
+        printf("  no checkpoints are made: %s\n",
+               r->o.out[0] ? "neither --checkpoint-every nor --checkpoint-minutes is given"
+                           : "--out, their folder, is not given");
     bool known = r->data && json_is_object(r->checkpoint.data);
-    if (known && !json_equal(r->data, r->checkpoint.data))
+    if (known && !same_data(r->data, r->checkpoint.data))
         printf("  the training data are others than in the checkpoint: samples come in another "
                "order from here on\n");
+}
+
+static void describe_tokens(FILE *f, const char *what, DataLoader *dl) {
+    fprintf(f, "%s\t", what);
+    if (dl->file_count)
+        fprintf(f, "%d files, the first %s, of %" PRIu64 " tokens (%016" PRIx64 ")\n",
+                dl->file_count, path_name(dl->files[0].path), dl->tokens, dataloader_checksum(dl));
+    else
+        fprintf(f, "none\n");
+}
+
+// What a run reads, whatever the folders are in which each rank finds it.
+static void describe_inputs(FILE *f, Run *r) {
+    const char *model = r->o.model;
+    describe_tokens(f, "the training data", &r->train);
+    describe_tokens(f, "the validation data", &r->val);
+    fprintf(f, "the examples of --eval\t%016" PRIx64 "\n", r->eval.checksum);
+    fprintf(f, "the tokenizer\t%d tokens (%016" PRIx64 ")\n", r->tokenizer.V,
+            r->tokenizer.V ? tokenizer_checksum(&r->tokenizer) : 0);
+    if (r->resumed[0])
+        fprintf(f, "the checkpoint\t%016" PRIx64 "\n", r->checkpoint.checksum);
+    else if (model_is_file(model))
+        fprintf(f, "the weights\tof %s (%016" PRIx64 ")\n", path_name(model),
+                model_is_hf(model) ? hf_checksum(model) : model_file_checksum(model));
+    else
+        fprintf(f, "--model\t%s\n", model);
 }
 
 // What every rank has to have alike, beyond what they cannot start without.
@@ -467,20 +518,14 @@ static void check_agreement(Run *r) {
     fprintf(f, "the code\t%s%s%s\n", r->code->name, products ? ", products " : "",
             products ? products : "");
     for (int i = 0; i < OPTION_ROWS; i++) {
-        if (option_table[i].kind == KIND_GROUP) continue;
-        option_print_value(&r->o, &option_table[i], value, sizeof value);
-        fprintf(f, "--%s\t%s\n", option_name(&option_table[i]).text, value);
+        const Option *row = &option_table[i];
+        if (row->kind == KIND_GROUP || row->path == INPUT || row->path == INPUT_FILES) continue;
+        option_print_value(&r->o, row, value, sizeof value);
+        fprintf(f, "--%s\t%s\n", option_name(row).text, value);
     }
     const ModelConfig *m = &r->config.model;
     fprintf(f, "the model\tL=%d,C=%d,NH=%d,T=%d,V=%d\n", m->L, m->C, m->NH, m->T, m->V);
-    DataLoader *data[] = {r->o.train[0] ? &r->train : NULL, r->o.val[0] ? &r->val : NULL};
-    static const char *const names[] = {"the training data", "the validation data"};
-    for (int i = 0; i < 2; i++)
-        if (data[i])
-            fprintf(f, "%s\t%d files of %" PRIu64 " tokens (%016" PRIx64 ")\n", names[i],
-                    data[i]->file_count, data[i]->tokens, dataloader_fingerprint(data[i]));
-    if (r->o.eval[0]) fprintf(f, "the examples of --eval\t%016" PRIx64 "\n", r->eval.checksum);
-    if (r->resumed[0]) fprintf(f, "the checkpoint\t%016" PRIx64 "\n", r->checkpoint.checksum);
+    describe_inputs(f, r);
     fclose_check(f, "the options");
     ranks_agree(&r->ranks, text);
     free(text);
@@ -747,8 +792,10 @@ NORETURN static void end_whole(Run *r) {
 NORETURN static void end_stopped(Run *r) {
     if (r->o.out[0]) save(r), finish_saving(r);
     if (r->ranks.rank == 0 && r->o.out[0])
-        fprintf(stderr, "train_gpt: stopped after step %ld/%ld, as asked; to go on: --resume %s\n",
-                r->state.step, r->steps, r->saver.path);
+        fprintf(stderr,
+                "train_gpt: stopped after step %ld/%ld, as asked, and saved; to go on: --resume "
+                "auto --out %s\n",
+                r->state.step, r->steps, r->o.out);
     else if (r->ranks.rank == 0)
         fprintf(stderr,
                 "train_gpt: stopped after step %ld/%ld, as asked; without --out nothing is saved\n",
@@ -973,10 +1020,14 @@ static void train(Run *r) {
         r->state.samples += r->samples_per_step;
         r->state.tokens += r->samples_per_step * (uint64_t)r->config.T;
         count_skips(r, step, &s, outlier);
-        measure_step(r, step, lr, clock_ms() - began, &s);
+        const double ms = clock_ms() - began;
+        // The first step of a process is slower than others.
+        if (step > first) audit_cost_add(&r->audits, due(o->audit_every, step + 1), ms);
+        measure_step(r, step, lr, ms, &s);
         after_step(r, &s);
     }
     process.step = -1;
+    if (!is_quiet(r)) audit_cost_print(&r->audits);
 }
 
 // The token that ends a text, -1: unknown.

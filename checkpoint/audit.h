@@ -70,3 +70,24 @@ static inline void audit_replicas(const Model *m, Ranks *r) {
     }
     free(all);
 }
+
+// ---- what they cost ----------------------------------------------------------------------------
+
+// The milliseconds and the number of the steps without and with an audit.
+typedef struct {
+    double ms[2];
+    long steps[2];
+} AuditCost;
+
+static inline void audit_cost_add(AuditCost *c, bool audited, double ms) {
+    c->ms[audited] += ms;
+    c->steps[audited]++;
+}
+
+static inline void audit_cost_print(const AuditCost *c) {
+    if (!c->steps[1]) return;
+    printf("audits           %ld steps with one: %.1f ms each", c->steps[1],
+           c->ms[1] / (double)c->steps[1]);
+    if (c->steps[0]) printf("; %ld without: %.1f ms", c->steps[0], c->ms[0] / (double)c->steps[0]);
+    printf("\n");
+}

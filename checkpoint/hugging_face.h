@@ -127,7 +127,7 @@ static inline void hf_open_files(HfModel *h, const char *folder, const char *ind
             die_all("%s: expected the name of a file for %.100s", index, tensor);
         bool open = false;
         for (int i = 0; i < h->nfiles; i++)
-            open = open || !strcmp(strrchr(h->files[i]->path, '/') + 1, name);
+            open = open || !strcmp(path_name(h->files[i]->path), name);
         if (!open) hf_open_file(h, folder, name);
     }
     json_decref(root);
@@ -179,6 +179,17 @@ static inline ModelConfig hf_model(const char *folder) {
     ModelConfig m = h.m;
     hf_close(&h);
     return m;
+}
+
+// What identifies the weights in a folder: some bytes of each file, of small ones all.
+static inline uint64_t hf_checksum(const char *folder) {
+    HfModel h = hf_open(folder);
+    uint64_t sum = (uint64_t)h.nfiles;
+    for (int i = 0; i < h.nfiles; i++)
+        sum = sum * 31 + checksum_sample(h.files[i]->fd, (uint64_t)(CHECKSUM_BLOCKS / h.nfiles + 2),
+                                         h.files[i]->path);
+    hf_close(&h);
+    return sum;
 }
 
 // ---- transposing -------------------------------------------------------------------------------

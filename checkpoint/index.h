@@ -275,6 +275,8 @@ static inline bool checkpoint_index_read(CheckpointIndex *x, const char *text, s
         x->options = json_incref(json_object_get(root, "options"));
         x->data = json_incref(json_object_get(root, "data"));
         if (!json_is_object(x->options)) fails(&found, "expected an object `options`");
+        if (!json_is_object(x->data) && !json_is_null(x->data))
+            fails(&found, "expected an object `data`, or null");
     }
     json_decref(root);
     if (!found.text[0]) return true;

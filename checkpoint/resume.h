@@ -1,6 +1,6 @@
 // checkpoint/resume.h: which checkpoint a run goes on from, and what that means for its options:
-// those that decide the training are the checkpoint's unless the command line says otherwise, and
-// each that differs is named.
+// those that a run keeps are the checkpoint's unless the command line says otherwise, and each that
+// differs is named.
 #pragma once
 
 #include "load.h"
@@ -72,14 +72,14 @@ static inline bool resume_is_below(const char *path, const char *out) {
 
 // ---- options -----------------------------------------------------------------------------------
 
-// The options that decide a training, as a config file has them. tokens_per_step: what it comes to,
+// The options that a run keeps, as a config file has them. tokens_per_step: what it comes to,
 // as its default depends on the ranks.
 static inline json_t *resume_options(const Options *o, uint64_t tokens_per_step) {
     json_t *all = json_object();
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         char value[PATH_BYTES];
-        if (!option_decides_training(row)) continue;
+        if (!option_is_of_run(row)) continue;
         option_print_value(o, row, value, sizeof value);
         json_object_set_new(all, option_name(row).text, json_string(value));
     }
@@ -89,24 +89,25 @@ static inline json_t *resume_options(const Options *o, uint64_t tokens_per_step)
 
 // The checkpoint's value of an option; NULL: it has none.
 static inline const char *resume_value(const CheckpointIndex *x, const Option *row) {
-    if (!option_decides_training(row)) return NULL;
+    if (!option_is_of_run(row)) return NULL;
     return json_string_value(json_object_get(x->options, option_name(row).text));
 }
 
-static inline bool resume_is_data(const Option *row) {
-    return row == option_find("train") || row == option_find("val") || row == option_find("eval");
+// Data and checkpoints are of use only where a step is made.
+static inline bool resume_needs(const Option *row, bool trains) {
+    bool data =
+        row == option_find("train") || row == option_find("val") || row == option_find("eval");
+    return trains || !(data || option_is_of_checkpoints(row));
 }
 
-// Puts the checkpoint's options before those of the command line; without a step to make, its data
-// are not needed. Their texts stay the index's.
+// Puts the checkpoint's options before those of the command line. Their texts stay the index's.
 static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, char **argv) {
     bool trains = o->steps != 0 && !o->generate;
     options_default(o);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         const char *value = resume_value(x, row);
-        if (value && (trains || !resume_is_data(row)))
-            option_set_or_die(o, row, value, "index.json: ");
+        if (value && resume_needs(row, trains)) option_set_or_die(o, row, value, "index.json: ");
     }
     options_command_line(o, argc, argv);
 }
@@ -117,8 +118,9 @@ static inline void resume_print_differences(const Options *o, const CheckpointIn
         const Option *row = &option_table[i];
         const char *before = resume_value(x, row);
         char now[PATH_BYTES];
-        bool of_steps = row == option_find("steps") || resume_is_data(row);
-        if (!before || (o->steps == 0 && of_steps)) continue;
+        bool needed =
+            resume_needs(row, o->steps != 0) && (o->steps != 0 || row != option_find("steps"));
+        if (!before || !needed) continue;
         option_print_value(o, row, now, sizeof now);
         if (!strcmp(before, now)) continue;
         bool rescales = row == option_find("steps") && o->schedule != 0;

@@ -24,6 +24,12 @@ __attribute__((format(printf, 2, 3))) static inline void path_print(char *path, 
     if (n < 0 || n >= PATH_BYTES) die_all("a path is too long: %.200s...", path);
 }
 
+// The last part of a path.
+static inline const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 // Where a rank writes what is FILE on rank 0: rank 1's is FILE.rank-1.
 static inline void rank_path(char *path, const char *file, int rank) {
     if (rank == 0)

@@ -4,6 +4,7 @@
 #pragma once
 
 #include "bf16.h"
+#include "checksum.h"
 #include "replace.h"
 #include "tensors.h"
 
@@ -114,4 +115,12 @@ static inline void model_file_close(ModelFile *f) {
     Failure failure;
     if (!sync_close_try(f->fd, f->path, &failure)) die("%s", failure.text);
     f->fd = -1;
+}
+
+// What identifies the weights: some bytes of the file, of a small one all.
+static inline uint64_t model_file_checksum(const char *path) {
+    ModelFile f = model_file_open(path);
+    uint64_t sum = checksum_sample(f.fd, CHECKSUM_BLOCKS, path);
+    model_file_close(&f);
+    return sum;
 }

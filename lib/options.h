@@ -74,12 +74,13 @@ GROUP("Results") \
 TEXT  (out,             "o", "", OUTPUT_FOLDER,                         "folder for main.log, metrics.jsonl and options.cfg, those of an earlier run are kept as .1; empty: no files") \
 TEXT  (export_model,    "",  "", OUTPUT_FILE,                           "write the trained model to this file in llm.c's model.bin format; one that is there is kept as .1") \
 TEXT  (export_hf,       "",  "", OUTPUT_FOLDER,                         "write the trained model to this folder as a Hugging Face GPT-2: config.json, model.safetensors") \
-GROUP("Checkpoints") \
+GROUP("Checkpoints and audits") \
 INT   (checkpoint_every,"n", "0",   0, OPTION_MAX,                      "steps between checkpoints in OUT/checkpoints, and one at the end; 0: none") \
 INT   (checkpoint_minutes,"","0",   0, OPTION_MAX,                      "minutes between checkpoints; 0: by steps only") \
 INT   (keep,            "nk", "0",  0, OPTION_MAX,                      "the newest checkpoints that are kept; 0: all") \
 INT   (keep_every,      "nm", "0",  0, OPTION_MAX,                      "checkpoints of every so many steps are kept for good; 0: none") \
-TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Of the options that decide the training those not given are the checkpoint's") \
+INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
+TEXT  (resume,          "y", "0", NO_PATH,                              "auto or 1: go on from the newest checkpoint in --out, or start where there is none; or the folder of a checkpoint, or of a run; 0: start. Options that are not given are the checkpoint's, but for those of machines and results") \
 GROUP("Sharding") \
 INT   (ranks,           "",  "0",   0, 4096,                            "start this many local ranks without MPI; 0: as launched") \
 INT   (threads,         "",  "0",   0, 4096,                            "threads of a rank; 0: OMP_NUM_THREADS, else its share of the cores it may use") \
@@ -111,7 +112,6 @@ REAL  (failures,        "",  "4.7e-4", 0, 24,                           "unexpec
 REAL  (write_speed,     "",  "2",   0.001, 1e6,                         "GB/s at which a node writes checkpoints") \
 GROUP("Running") \
 INT   (timeout,         "",  "600", 1, 1000000,                         "seconds until a silent collective ends the job") \
-INT   (audit_every,     "",  "0",   0, OPTION_MAX,                      "steps between audits: another rank computes a micro-batch again, and both compare; 0: none") \
 TEXT  (trace,           "",  "", OUTPUT_FILE,                           "write a timeline of the steps to this file (JSON for Perfetto)") \
 INT   (log_every,       "",  "1",   1, OPTION_MAX,                      "steps between progress lines; the files of --out have every step") \
 INT   (ratio_every,     "",  "10",  0, OPTION_MAX,                      "steps between measurements of the update's norm over the parameters', for metrics.jsonl; 0: never") \
@@ -656,16 +656,27 @@ static inline bool option_is_saved(const Option *row) {
            strcmp(row->name, "help");
 }
 
-// Does the option belong to the training, and not to the machines and folders of one run?
-static inline bool option_decides_training(const Option *row) {
+// The title of the options among which a row is.
+static inline const char *option_group(const Option *row) {
+    while (row->kind != KIND_GROUP) row--;
+    return row->name;
+}
+
+// Does the option tell how checkpoints and audits are made?
+static inline bool option_is_of_checkpoints(const Option *row) {
+    return row->kind != KIND_GROUP && !strcmp(option_group(row), "Checkpoints and audits") &&
+           strcmp(row->name, "resume");
+}
+
+// Does the option belong to a run, wherever it goes on, and not to the machines and folders of one
+// of its starts? A checkpoint keeps it.
+static inline bool option_is_of_run(const Option *row) {
     static const char *const groups[] = {
         "Model", "Data", "Batch", "Optimizer", "Validation and samples", "Numbers"};
     if (row->kind == KIND_GROUP) return false;
-    const Option *group = row;
-    while (group->kind != KIND_GROUP) group--;
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++)
-        if (!strcmp(group->name, groups[i])) return true;
-    return false;
+        if (!strcmp(option_group(row), groups[i])) return true;
+    return option_is_of_checkpoints(row);
 }
 
 static inline void options_read_config(Options *o, const char *path) {

@@ -28,11 +28,6 @@ typedef struct {
     int blocks;
 } TokenFiles;
 
-static inline uint64_t tokenizer_checksum(const Tokenizer *t) {
-    return checksum_text((const char *)t->bytes, t->start[t->V]) * 31 + (uint64_t)t->V * 7 +
-           (uint64_t)t->eot;
-}
-
 // cache: the folder for them; "": that of the text.
 static inline TokenFiles token_files(const char *text, const char *cache, const Tokenizer *t) {
     TokenFiles f = {};
@@ -44,9 +39,8 @@ static inline TokenFiles token_files(const char *text, const char *cache, const 
     f.modified_ns = (uint64_t)s.st_mtim.tv_sec * 1000000000 + (uint64_t)s.st_mtim.tv_nsec;
     f.blocks = (int)((f.bytes + TOKEN_BLOCK - 1) / TOKEN_BLOCK);
     if (!f.blocks) f.blocks = 1;
-    const char *slash = strrchr(text, '/');
     path_print(f.folder, "%s%s%s.tokens-%08x", cache, cache[0] ? "/" : "",
-               cache[0] && slash ? slash + 1 : text, (unsigned)f.tokenizer);
+               cache[0] ? path_name(text) : text, (unsigned)f.tokenizer);
     return f;
 }
 

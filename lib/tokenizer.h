@@ -3,6 +3,7 @@
 // byte and that many bytes.
 #pragma once
 
+#include "checksum.h"
 #include "files.h"
 #include "utf8.h"
 
@@ -70,6 +71,13 @@ static inline Tokenizer tokenizer_open(const char *path) {
     }
     if (at != length) die_all("%s: %zu bytes follow after the last token", path, length - at);
     return t;
+}
+
+// What identifies it: the texts of its tokens, whatever the version of its file.
+static inline uint64_t tokenizer_checksum(const Tokenizer *t) {
+    size_t n = (size_t)t->V + 1;
+    return checksum_text((const char *)t->bytes, t->start[t->V]) * 31 +
+           checksum_text((const char *)t->start, n * sizeof t->start[0]) + (uint64_t)t->eot;
 }
 
 static inline void tokenizer_close(Tokenizer *t) {

@@ -196,7 +196,7 @@ static void a_run_that_is_asked_to_stop_goes_on_under_another_launcher(void **) 
     snprintf(first, sizeof first, "%s 1000000 >/dev/null", command);
     Outcome o = run_tasks(2, TORCHRUN, first, "sleep 2; kill -TERM ${p[0]} ${p[1]}");
     expect_text(o, "codes 75 75\n");
-    expect_text(o, "as asked; to go on: --resume");
+    expect_text(o, "as asked, and saved; to go on: --resume auto --out ");
     snprintf(
         first, sizeof first,
         "bash -c 'exec \"$@\" --steps $((1 + $(ls %s/stops/checkpoints | grep -o [1-9].*)))' x "
@@ -271,6 +271,43 @@ static void a_rank_that_ends_takes_the_others_along(void **) {
     expect_end(&o, "codes 1 1 1\n", "the ranks differ: --seed is 1 on rank 2 and 0 on rank 0");
 }
 
+// Each rank of a machine of its own has its copies.
+static void inputs_are_the_same_by_what_they_hold(void **) {
+    static const char reads[] =
+        PROGRAM " " STEPS "--model %s/$i/model.bin --train %s/$i/train_000001.bin "
+                "--val %s/$i/val_000000.bin --tokenizer %s/$i/tokenizer.bin --json";
+    static const struct {
+        const char *changed, *line;  // in the middle of a file of rank 1
+    } cases[] = {{"", ""},
+                 {"model.bin", "the ranks differ: the weights is of model.bin ("},
+                 {"train_000001.bin", "the ranks differ: the training data is 1 files, the first "},
+                 {"val_000000.bin", "the ranks differ: the validation data is 1 files, the "},
+                 {"tokenizer.bin", "the ranks differ: the tokenizer is 37 tokens ("}};
+    char command[1024];
+    snprintf(command, sizeof command, reads, folder, folder, folder, folder);
+    static unsigned char tokenizer[1024 + 2 * 37];
+    const uint32_t header[] = {20240328, 2, 37, 36};
+    memcpy(tokenizer, header, sizeof header);
+    for (int i = 0; i < 37; i++) tokenizer[1024 + 2 * i] = 1, tokenizer[1025 + 2 * i] = 'a' + i;
+    write_file(temporary("tokenizer.bin"), tokenizer, sizeof tokenizer);
+    for (auto &c : cases) {
+        Outcome o =
+            run(PROGRAM " " STEPS "--export-model %s/model.bin >/dev/null && "
+                        "for i in 0 1; do mkdir -p %s/$i && cp %s/model.bin %s/tokenizer.bin "
+                        "test/reference/tiny/val_000000.bin "
+                        "test/reference/tiny/train_000001.bin %s/$i; done && "
+                        "if [ '%s' ]; then printf '\001' | dd of=%s/1/%s bs=1 seek=1061 "
+                        "conv=notrunc status=none; fi",
+                folder, folder, folder, folder, folder, c.changed, folder, c.changed);
+        if (o.status != 0) fail_msg("%s", o.err);
+        o = run_tasks(2, TORCHRUN, command, ":");
+        if (c.changed[0])
+            expect_end(&o, "codes 1 1\n", c.line);
+        else
+            expect_text(o, "codes 0 0\n");
+    }
+}
+
 static void ranks_without_shared_memory_need_mpi_on_cpus(void **) {
     if (system("unshare --pid --fork --mount-proc true 2>/dev/null") != 0) skip();
     Outcome o = run_tasks(2, TORCHRUN, "unshare --pid --fork --mount-proc " PROGRAM " " STEPS, ":");
@@ -335,6 +372,7 @@ int main(void) {
         cmocka_unit_test(a_port_that_is_taken_is_named),
         cmocka_unit_test(other_programs_that_connect_are_left_alone),
         cmocka_unit_test(a_rank_that_ends_takes_the_others_along),
+        cmocka_unit_test(inputs_are_the_same_by_what_they_hold),
         cmocka_unit_test(ranks_without_shared_memory_need_mpi_on_cpus),
         cmocka_unit_test(the_batch_file_trains_and_puts_a_stopped_job_back),
     };

@@ -197,7 +197,7 @@ static void stop_run(const char *launch, const char *options, const char *signal
     snprintf(what, sizeof what, "SIG%s to %s of `%s %s` %d ms after step %d", signal, whom, launch,
              options, ms, steps);
     expect_status(&o, 75, what);
-    expect_words(o.err, "as asked; to go on: --resume ", what);
+    expect_words(o.err, "as asked, and saved; to go on: --resume auto --out ", what);
     o = run(RUN "--out %s/run --resume auto --ranks %d; ls %s/run/checkpoints", folder,
             1 + random_below(4), folder);
     expect_status(&o, 0, what);
@@ -406,9 +406,10 @@ static void a_run_on_a_small_disk_goes_on_when_the_disk_has_grown(void **) {
 static void training_goes_on_while_a_slow_disk_gets_the_state_of_the_call(void **) {
     Outcome o = run("BAD_DISK=checkpoints BAD_DISK_SLOW_MS=10 LD_PRELOAD=" BAD_DISK " " RUN
                     "--ranks 2 --checkpoint-every 5 --out %s/slow && cd %s/slow/checkpoints && "
-                    "ls && diff -r step_00000005 %s/ref0/checkpoints/step_00000005 && "
-                    "diff -r step_00000010 %s/ref0/checkpoints/step_00000010",
-                    folder, folder, folder, folder);
+                    "ls && for s in 05 10; do for f in model moment_m moment_v; do "
+                    "cmp step_000000$s/$f.bin %s/ref0/checkpoints/step_000000$s/$f.bin || exit 9; "
+                    "done; done",
+                    folder, folder, folder);
     expect_status(&o, 0, "a slow disk");
     const char *step = strstr(o.out, "\nstep 8/10 | "), *saved = strstr(o.out, "step 5/10  saved");
     if (!step || !saved || saved < step)
@@ -442,13 +443,73 @@ static void a_conversion_leaves_the_runs_logs_as_they_are(void **) {
     if (!strstr(o.out, "convert.hf")) fail_msg("found: %s%s", o.out, o.err);
 }
 
-static void a_run_that_goes_on_without_checkpoints_says_so(void **) {
-    Outcome o = run("cp -r %s/ref0 %s/none && rm -r %s/none/checkpoints/step_00000010 && " PROGRAM
-                    " --out %s/none --resume auto && ls %s/none/checkpoints | tail -1; rm -r "
-                    "%s/none",
-                    folder, folder, folder, folder, folder, folder);
-    expect_words(o.out, "no checkpoints are made", "no --checkpoint-every");
-    expect_words(o.out, "step_00000009\n", "no --checkpoint-every");
+static void a_run_goes_on_with_its_checkpoints_unless_told_otherwise(void **) {
+    copy_run("ref0", "run");
+    Outcome o = run("rm -r %s/run/checkpoints/step_0000000{8,9} %s/run/checkpoints/step_00000010 "
+                    "&& " PROGRAM " --out %s/run --resume auto --threads 1",
+                    folder, folder, folder);
+    expect_status(&o, 0, "from step 7");
+    expect_same_runs("run", "ref0", "from step 7");
+    o = run("rm -r %s/run/checkpoints/step_00000010 && " PROGRAM
+            " --out %s/run --resume auto --checkpoint-every 0 && ls %s/run/checkpoints | tail -1",
+            folder, folder, folder);
+    expect_words(o.out, "no checkpoints are made: neither", "--checkpoint-every 0");
+    expect_words(o.out, "--checkpoint-every 0, in the checkpoint 1\n", "--checkpoint-every 0");
+    expect_words(o.out, "\nstep_00000009\n", "--checkpoint-every 0");
+    o = run(PROGRAM " --resume %s/run/checkpoints/step_00000009", folder);
+    expect_words(o.out, "no checkpoints are made: --out, their folder, is not given", "no --out");
+}
+
+static void a_run_goes_on_with_its_audits_and_says_what_they_cost(void **) {
+    Outcome o = run(RUN "--ranks 2 --audit-every 2 --steps 2 --out %s/run2 && " PROGRAM
+                        " --out %s/run2 --ranks 2 --steps 8 --resume auto",
+                    folder, folder);
+    expect_status(&o, 0, "--audit-every 2");
+    expect_words(o.out, "\naudits           1 steps with one: ", "its start");
+    expect_words(o.out, "\naudits           3 steps with one: ", "its end");
+    expect_words(o.out, " ms each; 2 without: ", "its end");
+}
+
+#define TOKENIZER "test/reference/tokenizer/tokenizer.bin"
+
+// As large as the other, but two of its tokens have each other's number: those of the first two
+// bytes, which stand 1025 and 1027 bytes into the file.
+static void another_tokenizer_of_the_same_size_is_refused(void **) {
+    Outcome o =
+        run("cp " TOKENIZER " %s/other.bin && for at in 1025,1027 1027,1025; do dd if=" TOKENIZER
+            " of=%s/other.bin bs=1 count=1 skip=${at%%,*} seek=${at#*,} "
+            "conv=notrunc status=none; done; cmp -s %s/other.bin " TOKENIZER "; test $? = 1"
+            " && cp test/reference/small/train.txt %s && " PROGRAM " --tokenizer " TOKENIZER
+            " --train %s/train.txt --model gpt2:L=1,C=8,NH=2,T=16 --steps 2 --threads 1 "
+            "--checkpoint-every 2 --out %s/words && cp " TOKENIZER " %s/same.bin",
+            folder, folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "--tokenizer");
+    char command[1024];
+    static const char *const ways[] = {"--generate 5", "--steps 3"};
+    for (const char *way : ways) {
+        snprintf(command, sizeof command,
+                 PROGRAM " --out %s/words --resume auto --tokenizer %s/other.bin %s", folder,
+                 folder, way);
+        expect_refusal(command, "other.bin: its tokens are not those of the checkpoint ");
+        o = run(PROGRAM " --out %s/words --resume auto --tokenizer %s/same.bin %s", folder, folder,
+                way);
+        expect_status(&o, 0, way);
+    }
+}
+
+static void data_are_known_again_wherever_they_are(void **) {
+    Outcome o = run("mkdir -p %s/here %s/there && cat README.md README.md >%s/here/book.txt && "
+                    "cp %s/here/book.txt %s/there && " RUN
+                    "--train %s/here/book.txt --steps 1 --out %s/book && " RUN
+                    "--resume %s/book --train %s/there/book.txt --steps 2",
+                    folder, folder, folder, folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "a copy");
+    if (strstr(o.out, "the training data are others")) fail_msg("a copy: %s", o.out);
+    o = run(
+        "printf '\\001' | dd of=%s/there/book.txt bs=1 seek=6000 conv=notrunc status=none && " RUN
+        "--resume %s/book --train %s/there/book.txt --steps 2",
+        folder, folder, folder);
+    expect_words(o.out, "the training data are others than in the checkpoint", "another byte");
 }
 
 static void options_that_differ_are_named_with_both_values(void **) {
@@ -583,7 +644,10 @@ int main(void) {
         cmocka_unit_test(training_goes_on_while_a_slow_disk_gets_the_state_of_the_call),
         cmocka_unit_test(the_newest_checkpoints_and_some_for_good_are_kept),
         cmocka_unit_test(a_conversion_leaves_the_runs_logs_as_they_are),
-        cmocka_unit_test(a_run_that_goes_on_without_checkpoints_says_so),
+        cmocka_unit_test(a_run_goes_on_with_its_checkpoints_unless_told_otherwise),
+        cmocka_unit_test(a_run_goes_on_with_its_audits_and_says_what_they_cost),
+        cmocka_unit_test(another_tokenizer_of_the_same_size_is_refused),
+        cmocka_unit_test(data_are_known_again_wherever_they_are),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
         cmocka_unit_test(a_checkpoint_is_exported_on_any_ranks),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),

@@ -40,8 +40,13 @@ static const char *fuzz_path(const uint8_t *data, size_t size) {
 enum { FUZZ_BLOCKS = 1 << 16 };
 static const volatile void *fuzz_blocks[FUZZ_BLOCKS];  // allocated by the call and not yet freed
 static size_t fuzz_count;
-static bool fuzz_runs;
+static bool fuzz_runs, fuzz_hooked;
 static jmp_buf fuzz_back;
+
+// A reader that says its refusals in a Failure must not end the program: that would be a find.
+__attribute__((constructor)) static void fuzz_no_end(void) {
+    die_hook = abort;
+}
 
 static void fuzz_on_malloc(const volatile void *block, size_t) {
     if (!fuzz_runs) return;
@@ -72,8 +77,8 @@ static void fuzz_clean(void) {
 // Calls read(path). What it holds when it returns is a leak, for the leak sanitizer to find.
 static int fuzz_reader(void (*read)(const char *path), const uint8_t *data, size_t size) {
     const char *path = fuzz_path(data, size);
-    if (!die_hook) __sanitizer_install_malloc_and_free_hooks(fuzz_on_malloc, fuzz_on_free);
-    die_hook = fuzz_jump;
+    if (!fuzz_hooked) __sanitizer_install_malloc_and_free_hooks(fuzz_on_malloc, fuzz_on_free);
+    fuzz_hooked = true, die_hook = fuzz_jump;
     fuzz_count = 0, fuzz_file = NULL, fuzz_runs = true;
     if (setjmp(fuzz_back) == 0) {
         read(path);
