@@ -813,15 +813,18 @@ static void mark_done(const Run *r) {
     fclose_check(fopen_check(path, "a"), path);
 }
 
-// Training goes on behind what were last steps. Files of that name with something in them are not
-// this program's.
+// Training goes on behind what were last steps. Files that mark_done would not leave so are
+// others'.
 static void unmark_done(const Run *r) {
     DIR *folder = opendir(r->o.out);
     const struct dirent *entry;
     char path[PATH_BYTES];
     struct stat s;
     while (folder && (entry = readdir(folder)) != NULL) {
-        if (strncmp(entry->d_name, "DONE_", 5)) continue;
+        const char *digits = entry->d_name + 5;
+        if (strncmp(entry->d_name, "DONE_", 5) || strlen(digits) < 8 ||
+            digits[strspn(digits, "0123456789")])
+            continue;
         path_print(path, "%s/%s", r->o.out, entry->d_name);
         if (lstat(path, &s) == 0 && S_ISREG(s.st_mode) && s.st_size == 0) unlink(path);
     }

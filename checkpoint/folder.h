@@ -3,9 +3,8 @@
 // step_NNNNNNNN.tmp, and what has been replaced or given up ends otherwise too.
 #pragma once
 
-#include "lib/files.h"
-
-#include <dirent.h>
+#include "index.h"
+#include "lib/replace.h"
 
 static inline void checkpoint_folder(char *path, const char *out) {
     path_print(path, "%s/checkpoints", out);
@@ -67,12 +66,52 @@ static inline CheckpointList checkpoint_list(const char *out) {
     return list;
 }
 
-// Removes a checkpoint: its index first, so that what is left over is no checkpoint any more.
+// Is it the name of a file that this program writes into a checkpoint?
+static inline bool checkpoint_owns(const char *name) {
+    static const char sums[] = "checksums.";  // and a rank, see saver_sums_path
+    const size_t n = sizeof sums - 1;
+    for (int a = 0; a < CHECKPOINT_ARRAYS; a++)
+        if (!strcmp(name, checkpoint_arrays[a].file)) return true;
+    if (!strncmp(name, sums, n)) return name[n] && !name[n + strspn(name + n, "0123456789")];
+    return !strcmp(name, "index.json");
+}
+
+// Does the folder hold such files and nothing else?
+static inline bool checkpoint_owns_all(const char *path) {
+    DIR *d = opendir(path);
+    bool all = d != NULL;
+    for (struct dirent *e; all && (e = readdir(d)) != NULL;)
+        all = !strcmp(e->d_name, ".") || !strcmp(e->d_name, "..") || checkpoint_owns(e->d_name);
+    if (d) closedir(d);
+    return all;
+}
+
+// Removes a checkpoint: its index first, so that what is left over is no checkpoint any more. Files
+// of others that lie there stay, and the folder with them.
 static inline void checkpoint_remove(const char *path) {
     char file[PATH_BYTES];
     path_print(file, "%s/index.json", path);
     unlink(file);
-    folder_remove(path);
+    DIR *d = opendir(path);
+    if (!d) return;
+    for (struct dirent *e; (e = readdir(d)) != NULL;) {
+        path_print(file, "%s/%s", path, e->d_name);
+        if (checkpoint_owns(e->d_name)) unlink(file);
+    }
+    closedir(d);
+    if (rmdir(path) != 0)
+        fprintf(stderr, "train_gpt: the checkpoint in %s is removed, the folder stays: %s\n", path,
+                strerror(errno));
+}
+
+// What has this name and is not this program's gets another one.
+static inline void checkpoint_make_way(const char *path) {
+    if (access(path, F_OK) != 0) return;
+    files_set_aside(&path, 1);
+    fprintf(stderr,
+            "train_gpt: %s holds files that are no checkpoint's: it is kept under that name and a "
+            "number\n",
+            path);
 }
 
 // Leaves the newest `keep` (0: all), and those of every keep_every-th step (0: none) for good.
@@ -87,7 +126,7 @@ static inline void checkpoint_prune(const char *out, int keep, int keep_every) {
     free(list.steps);
 }
 
-// What was being written when an earlier run ended.
+// What was being written when an earlier run ended. A folder with anything else in it is not that.
 static inline void checkpoint_remove_unfinished(const char *out) {
     char folder[PATH_BYTES], path[PATH_BYTES];
     checkpoint_folder(folder, out);
@@ -101,7 +140,7 @@ static inline void checkpoint_remove_unfinished(const char *out) {
         *end = 0;
         if (checkpoint_step(name) < 0) continue;
         path_print(path, "%s/%s", folder, e->d_name);
-        checkpoint_remove(path);
+        if (checkpoint_owns_all(path)) checkpoint_remove(path);
     }
     closedir(d);
 }

@@ -162,6 +162,7 @@ static inline void saver_make_stage(Saver *s) {
     if (mkdir(path, 0777) != 0 && errno != EEXIST)
         die("cannot make the folder %s: %s", path, strerror(errno));
     checkpoint_remove_unfinished(s->out);
+    checkpoint_make_way(s->stage);
     if (mkdir(s->stage, 0777) != 0) die("cannot make the folder %s: %s", s->stage, strerror(errno));
     for (int a = 0; a < CHECKPOINT_ARRAYS; a++) {
         path_print(path, "%s/%s", s->stage, checkpoint_arrays[a].file);
@@ -207,6 +208,7 @@ static inline bool saver_rename(Saver *s) {
         return true;
     } else {  // the file system cannot exchange
         checkpoint_remove(s->path);
+        checkpoint_make_way(s->path);
         if (rename(s->stage, s->path) == 0) return true;
     }
     return fails(&s->failure, "cannot rename %s to %s: %s", s->stage, s->path, strerror(errno));

@@ -433,6 +433,30 @@ static void the_newest_checkpoints_and_some_for_good_are_kept(void **) {
                                "DONE_00000010\n");
 }
 
+// In a checkpoint that goes, in a folder of the name that the next gets while it is written, in
+// another of that kind, and as empty files whose names only begin as that of a last step.
+static void files_of_others_stay_where_checkpoints_go(void **) {
+    Outcome o = run("cp -r %s/ref0 %s/others && cd %s/others && rm -r checkpoints/step_00000010 && "
+                    "mkdir checkpoints/step_00000010.tmp checkpoints/step_00000099.tmp && "
+                    "set +f; for f in step_00000001 step_00000010.tmp step_00000099.tmp; do "
+                    "echo mine >checkpoints/$f/notes.txt; done && "
+                    ": >DONE_notes && : >DONE_1 && cd - >/dev/null && " RUN
+                    "--keep 2 --resume auto --out %s/others && cd %s/others && ls DONE_* && "
+                    "cat checkpoints/*/notes.txt && ls -d checkpoints/*/ && "
+                    "ls checkpoints/step_00000001; rm -r %s/others",
+                    folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "files of others");
+    expect_words(o.out,
+                 "DONE_00000010\nDONE_1\nDONE_notes\nmine\nmine\nmine\ncheckpoints/step_00000001/\n"
+                 "checkpoints/step_00000009/\ncheckpoints/step_00000010.tmp.1/\n"
+                 "checkpoints/step_00000010/\ncheckpoints/step_00000099.tmp/\nnotes.txt\n",
+                 "files of others");
+    expect_words(o.err, "step_00000001 is removed, the folder stays: Directory not empty\n",
+                 "stderr");
+    expect_words(o.err, "step_00000010.tmp holds files that are no checkpoint's", "stderr");
+    if (lines_of(o.err) != 2) fail_msg("expected two lines, found: %s", o.err);
+}
+
 // From the middle of a run, with samples, as its options ask for.
 static void a_conversion_leaves_the_runs_logs_as_they_are(void **) {
     Outcome o = run("cp -r %s/ref0 %s/convert && " PROGRAM " --out %s/convert --resume "
@@ -643,6 +667,7 @@ int main(void) {
         cmocka_unit_test(a_run_on_a_small_disk_goes_on_when_the_disk_has_grown),
         cmocka_unit_test(training_goes_on_while_a_slow_disk_gets_the_state_of_the_call),
         cmocka_unit_test(the_newest_checkpoints_and_some_for_good_are_kept),
+        cmocka_unit_test(files_of_others_stay_where_checkpoints_go),
         cmocka_unit_test(a_conversion_leaves_the_runs_logs_as_they_are),
         cmocka_unit_test(a_run_goes_on_with_its_checkpoints_unless_told_otherwise),
         cmocka_unit_test(a_run_goes_on_with_its_audits_and_says_what_they_cost),
