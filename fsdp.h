@@ -460,12 +460,93 @@ static void share_buffers(Fsdp *f, const Buffers *b) {
 #endif
 }
 
+#if !defined(DEVICE_CPU) && !defined(DEVICE_PLAN)
+// The collectives of a unit, once on each communicator. data: room for the whole unit.
+static void connect_unit(Fsdp *f, const FsdpUnit *u, char *data) {
+    const FsdpConfig *c = &f->c;
+    const size_t before = (size_t)f->shard_rank * u->slice;
+    const size_t sent = c->bf16_reduce ? sizeof(bf16) : sizeof(float);
+    if (f->gather_comm)
+        ncclCheck(ncclAllGather(data + before * sizeof(floatX), data, u->slice, FLOATX_NCCL,
+                                f->gather_comm, f->reduce));
+    if (f->reduce_comm)
+        ncclCheck(ncclReduceScatter(data, data + before * sent, u->slice,
+                                    c->bf16_reduce ? ncclBfloat16 : ncclFloat32, ncclSum,
+                                    f->reduce_comm, f->reduce));
+    if (f->replica_comm)
+        ncclCheck(ncclAllReduce(data, data, u->slice, c->bf16_grads ? ncclBfloat16 : ncclFloat32,
+                                ncclSum, f->replica_comm, f->reduce));
+}
+
+// Those of all ranks: the losses, the norm, and the messages of the ordered exchange. sums: room
+// for two doubles of each rank.
+static void connect_world(Fsdp *f, double *sums) {
+    const FsdpConfig *c = &f->c;
+    double *arrive = sums + c->world;
+    ncclCheck(ncclAllGather(sums + c->rank, sums, 1, ncclFloat64, f->world_comm, f->reduce));
+    if (c->forward_only) return;
+    ncclCheck(ncclAllReduce(sums, sums, 1, ncclFloat64, ncclSum, f->world_comm, f->reduce));
+    if (!c->ordered) return;
+    ncclCheck(ncclAllReduce(sums, sums, 1, ncclFloat32, ncclMax, f->world_comm, f->reduce));
+    ncclCheck(ncclGroupStart());
+    for (int j = 0; j < c->world; j++) {
+        ncclCheck(ncclSend(sums + j, 1, ncclFloat64, j, f->world_comm, f->reduce));
+        ncclCheck(ncclRecv(arrive + j, 1, ncclFloat64, j, f->world_comm, f->reduce));
+    }
+    ncclCheck(ncclGroupEnd());
+}
+
+static bool is_as_large_as_one_before(const Fsdp *f, int u) {
+    for (int i = 0; i < u; i++)
+        if (f->units[i].elements == f->units[u].elements) return true;
+    return false;
+}
+
+// A communicator takes memory for an algorithm's channels when a collective first uses it, and for
+// a peer's when a message first goes there (NCCL 2.22 and later: NCCL_RUNTIME_CONNECT is 1, see
+// ncclCollPreconnect and ncclP2PPreconnectFunc in its src/group.cc). The algorithm follows from the
+// collective, its bytes and whether its buffers are registered. So each collective of a step is
+// made here once, of the same size, in memory that is given back.
+static void connect_communicators(Fsdp *f) {
+    size_t most = 0;
+    void *data, *sums, *handles[3] = {};
+    const size_t bytes = 2 * (size_t)f->c.world * sizeof(double);
+    ncclComm_t comms[3] = {f->gather_comm, f->reduce_comm, f->replica_comm};
+    for (int u = 0; u < f->nunits; u++)
+        if (f->units[u].elements > most) most = f->units[u].elements;
+    most *= f->c.forward_only ? sizeof(floatX) : sizeof(float);
+    if (f->registers)
+        ncclCheck(ncclMemAlloc(&data, most));
+    else
+        cudaCheck(cudaMalloc(&data, most));
+    cudaCheck(cudaMalloc(&sums, bytes));
+    cudaCheck(cudaMemsetAsync(data, 0, most, f->reduce));
+    cudaCheck(cudaMemsetAsync(sums, 0, bytes, f->reduce));
+    for (int i = 0; f->registers && i < 3; i++)
+        if (comms[i]) ncclCheck(ncclCommRegister(comms[i], data, most, &handles[i]));
+    for (int u = 0; u < f->nunits; u++)
+        if (!is_as_large_as_one_before(f, u)) connect_unit(f, &f->units[u], (char *)data);
+    connect_world(f, (double *)sums);
+    cudaCheck(cudaStreamSynchronize(f->reduce));
+    for (int i = 0; i < 3; i++)
+        if (handles[i]) ncclCheck(ncclCommDeregister(comms[i], handles[i]));
+    if (f->registers)
+        ncclCheck(ncclMemFree(data));
+    else
+        cudaCheck(cudaFree(data));
+    cudaCheck(cudaFree(sums));
+}
+#endif
+
 // Before the buffers are allocated: what NCCL takes is gone by then. id: the same on all ranks.
 static void fsdp_join(Fsdp *f, ncclUniqueId id) {
     create_streams(f);
     collective_begins("start", "the communicators");
     create_communicators(f, id);
     f->registers = nccl_memory_is_exact();
+#if !defined(DEVICE_CPU) && !defined(DEVICE_PLAN)
+    if (f->c.world > 1 && !defect("connected")) connect_communicators(f);
+#endif
     if (!f->registers && f->c.world > 1 && f->c.rank == 0)
         fprintf(stderr, "train_gpt: NCCL is older than 2.28 and would round buffers up by hundreds "
                         "of MiB each: they are not registered with it, and collectives copy\n");

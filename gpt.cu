@@ -830,9 +830,12 @@ static void allocate(const Gpt *g) {
     }
 }
 
-static void gpt_start(Gpt *g, ncclUniqueId id) {
-    const GptConfig *c = &g->c;
+static void gpt_join(Gpt *g, ncclUniqueId id) {
     fsdp_join(&g->f, id);
+}
+
+static void gpt_start(Gpt *g) {
+    const GptConfig *c = &g->c;
     allocate(g);
     share_acts(g);
     fsdp_start(&g->f, &g->buffers);
@@ -904,6 +907,7 @@ extern const GptCode GPT_CODE = {FLOATX_NAME " " GPT_QUOTE(GPT_LEVEL),
                                  gpt_create,
                                  gpt_buffers,
                                  gpt_bytes_per_parameter,
+                                 gpt_join,
                                  gpt_start,
                                  gpt_failed,
                                  gpt_give_up,

@@ -56,8 +56,10 @@ typedef struct {
     // Until start, other rooms may add rows of their own.
     Buffers *(*buffers)(Gpt *g);
     double (*bytes_per_parameter)(const Gpt *g);
-    // Allocates the buffers of the table and joins the other ranks.
-    void (*start)(Gpt *g, ncclUniqueId id);
+    // Joins the other ranks. What NCCL takes of the device's memory is gone then.
+    void (*join)(Gpt *g, ncclUniqueId id);
+    // Allocates the buffers of the table.
+    void (*start)(Gpt *g);
     // For another thread than the one that computes: has a collective failed that this one may wait
     // for? Gives up all of them; the process has to end then.
     bool (*failed)(const Gpt *g, char *text, size_t room);

@@ -542,6 +542,17 @@ static inline bool ranks_any(Ranks *r, bool here) {
     return count > 0;
 }
 
+static inline uint64_t ranks_least(Ranks *r, uint64_t here) {
+    uint64_t least = here, *all = (uint64_t *)calloc((size_t)r->world, sizeof *all);
+    if (!all) die("out of memory for a number of each of %d ranks", r->world);
+    all[r->rank] = here;
+    ranks_sum(r, all, (size_t)r->world);
+    for (int i = 0; i < r->world; i++)
+        if (all[i] < least) least = all[i];
+    free(all);
+    return least;
+}
+
 // Compares what every rank has to say of itself, lines of `what<TAB>value`, with rank 0's: the
 // first line that differs ends the job, on the rank where it does. The text of each rank has the
 // same lines in the same order.

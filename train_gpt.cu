@@ -315,42 +315,42 @@ static void start_device(Run *r) {
 }
 
 #ifdef DEVICE_CPU
-static void check_memory(const Run *r) {
+static void check_memory(Run *r, bool joined) {
+    if (joined) return;
     size_t needed = buffers_bytes(r->code->buffers(r->gpt), NULL);
     host_check_memory(needed, r->ranks.machines, r->ranks.local_world);
     host_check_address_space(needed, r->threads.n, r->ranks.local_world);
 }
 #else
-// Buffers that do not fit are refused before anything is made. What libraries take besides is an
-// estimate: where it does not fit the run is tried, and an allocation that fails is named.
-static void check_memory(const Run *r) {
+// Buffers that do not fit on the GPU of some rank are refused: before anything is made, and again
+// when the ranks have joined and NCCL has what it takes. How much code cuBLASLt will load is an
+// estimate: where that does not fit the run is tried, and an allocation that fails is named.
+static void check_memory(Run *r, bool joined) {
     const Buffers *b = r->code->buffers(r->gpt);
-    const Gpu *gpu = gpu_of_device(r->device);
-    const size_t others = memory_of_libraries(gpu, &r->config.fsdp, r->ranks.local_world);
-    size_t needed = 0, free_bytes, total_bytes;
+    size_t needed = 0, here, total;
     for (int i = 0; i < b->count; i++)
         if (!buffer_on_host(&b->rows[i])) needed += round_to_pages(b->rows[i].bytes);
-    if (cudaMemGetInfo(&free_bytes, &total_bytes) != cudaSuccess) return;
-    if (needed > free_bytes)
-        die_all("%.1f MiB of buffers are needed on this GPU, and %.1f are free; use more ranks, a "
-                "smaller --batch, --recompute layer, --logits-rows 512 or a smaller model (--plan "
-                "shows what takes the memory)",
-                mib(needed), mib(free_bytes));
-    if (needed + others > free_bytes && r->ranks.rank == 0)
+    cudaCheck(cudaMemGetInfo(&here, &total));
+    const size_t least = ranks_least(&r->ranks, here);
+    if (needed > least)
+        die_all("%.1f MiB of buffers are needed on each GPU, and %.1f are free on the fullest%s; "
+                "use more ranks, a smaller --batch, --recompute layer, --logits-rows 512 or a "
+                "smaller model (--plan shows what takes the memory)",
+                mib(needed), mib(least), joined ? " besides what NCCL takes" : "");
+    if (joined && (double)needed + MEMORY_BLAS > (double)least && r->ranks.rank == 0)
         fprintf(stderr,
-                "train_gpt: %.1f MiB of buffers are needed on this GPU, and %.1f are free: that "
-                "may be too little, as NCCL and cuBLASLt take some %.1f besides (by the figures of "
-                "%s)\n",
-                mib(needed), mib(free_bytes), mib(others), gpu->name);
+                "train_gpt: %.1f MiB of buffers are needed on each GPU, and %.1f are free on the "
+                "fullest: that may be too little, as cuBLASLt takes some %.1f besides\n",
+                mib(needed), mib(least), MEMORY_BLAS / (1 << 20));
 }
 #endif
 
-static void start_model(Run *r) {
+static void join_ranks(Run *r) {
     ncclUniqueId id;
     if (r->ranks.rank == 0 && ncclGetUniqueId(&id) != ncclSuccess)
         die("cannot create a communicator's id: %s", ncclGetLastError(NULL));
     ranks_broadcast(&r->ranks, &id, sizeof id);
-    r->code->start(r->gpt, id);
+    r->code->join(r->gpt, id);
 }
 
 static bool is_quiet(const Run *r) {
@@ -709,14 +709,16 @@ static void start(Run *r, int argc, char **argv) {
         flush_stdout();
     }
     check_agreement(r);
-    check_memory(r);
+    check_memory(r, false);
+    join_ranks(r);
+    check_memory(r, true);
     if (r->ranks.rank == 0) {
         outputs_open(&r->o);
         // The logs of a run that is only looked at, or converted, stay as they are.
         if (r->o.steps || !r->resumed_here)
             logger_open(&r->logger, &r->o, r->resumed_here, r->first_step);
     }
-    start_model(r);
+    r->code->start(r->gpt);
     load_model(r);
     if (!r->o.generate) stop_listen();
 }

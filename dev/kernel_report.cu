@@ -69,7 +69,8 @@ static Step count_step(const Shape *s, MomentType moments) {
     ncclUniqueId id = {};
     emu::count_first_blocks(2 * (unsigned)s->T / 64);  // two heads of attention's tiles, or more
     Gpt *g = gpt_bf16.create(&c);
-    gpt_bf16.start(g, id);
+    gpt_bf16.join(g, id);
+    gpt_bf16.start(g);
     fill_tokens(gpt_bf16.inputs(g, 0), 2 * (size_t)c.B * (size_t)c.T);
     emu::forget_counts();
     gpt_bf16.micro_step(g, 0);

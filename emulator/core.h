@@ -24,6 +24,7 @@ struct Settings {
     int devices = 0;            // EMU_DEVICES
     int pci_bus = 0;            // EMU_PCI_BUS
     int nccl_version = 0;       // EMU_NCCL_VERSION
+    size_t nccl_memory = 0;     // EMU_NCCL_MEMORY, bytes of device memory for a connection
     int multiprocessors = 0;    // EMU_SMS
     bool trace = false;         // EMU_TRACE: print each operation as it runs
 };
@@ -85,6 +86,9 @@ const Allocation *find_allocation(const void *p);  // live and containing p, dev
 // Checks that [p, p + bytes) lies within one live device allocation, and reports the
 // access to the race detector.
 void device_range(const char *what, const void *p, size_t bytes, bool write);
+// Memory of the device that a library takes for itself, or gives back (less than 0); false: it is
+// not free.
+bool take_memory(long bytes);
 void check_red_zones(const char *after);
 void check_launch(const Kernel &kernel, cudaError_t *error);
 cudaError_t set_error(cudaError_t error);  // for cudaGetLastError

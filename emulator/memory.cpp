@@ -98,6 +98,11 @@ void Arena::release(const char *function, void *p) {
 }
 
 Arena device, pinned;
+long taken;  // of the device, by libraries
+
+size_t free_memory() {
+    return settings().memory - std::min(settings().memory, device.live_bytes + (size_t)taken);
+}
 cudaError_t last_error = cudaSuccess;
 bool launch_failed = false;
 int current_device = 0;
@@ -109,6 +114,11 @@ bool is_device(const void *p) {
 }
 bool is_pinned(const void *p) {
     return pinned.contains(p);
+}
+bool take_memory(long bytes) {
+    if (bytes > 0 && (size_t)bytes > free_memory()) return false;
+    taken += bytes;
+    return true;
 }
 const Allocation *find_allocation(const void *p) {
     return is_device(p) ? device.find(p) : is_pinned(p) ? pinned.find(p) : nullptr;
@@ -244,8 +254,7 @@ cudaError_t cudaMalloc(void **p, size_t bytes) {
     MAY_FAIL(cudaErrorMemoryAllocation);
     *p = nullptr;
     if (bytes == 0) return cudaSuccess;
-    if (bytes > settings().memory - std::min(settings().memory, device.live_bytes))
-        return set_error(cudaErrorMemoryAllocation);
+    if (bytes > free_memory()) return set_error(cudaErrorMemoryAllocation);
     *p = device.allocate(bytes);
     return cudaSuccess;
 }
@@ -277,7 +286,7 @@ cudaError_t cudaFreeHost(void *p) {
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total) {
     MAY_FAIL(cudaErrorUnknown);
     *total = settings().memory;
-    *free_bytes = settings().memory - std::min(settings().memory, device.live_bytes);
+    *free_bytes = free_memory();
     return cudaSuccess;
 }
 

@@ -78,6 +78,7 @@ struct ncclComm {
     emu::Token last;  // operations of one communicator run in the order of their calls
     size_t mapped;
     std::map<const char *, size_t> registered;  // buffers, with their bytes
+    std::set<int> connected;                    // see connect
 
     // Of p within the registered buffer that holds it, -1: none does.
     long offset(const void *p) const {
@@ -487,6 +488,19 @@ ncclResult_t add(const Call &call) {
     return ncclSuccess;
 }
 
+// The real one takes memory for an algorithm when a collective first needs it, which follows from
+// its kind and size, and for a peer at the first message (NCCL_RUNTIME_CONNECT). Here each has its
+// own: `way` is 2 * kind + (long), or that of the peer.
+bool connect(ncclComm *c, int way) {
+    if (c->ranks == 1 || c->connected.count(way)) return true;
+    if (!take_memory((long)settings().nccl_memory)) {
+        snprintf(last_error, sizeof last_error, "no memory for a connection");
+        return false;
+    }
+    c->connected.insert(way);
+    return true;
+}
+
 // Memory of ncclMemAlloc is there to be registered; a communicator that does not know it copies.
 void expect_registered(const char *function, const ncclComm *comm, const void *p) {
     const Allocation *a = find_allocation(p);
@@ -508,6 +522,8 @@ ncclResult_t collective(const char *function, Kind kind, const void *in, void *o
                 rank, function, (int)type, reduction, root);
         return ncclInvalidArgument;
     }
+    if (!connect(comm, 2 * kind + (count * type_bytes(type) >= 1024)))
+        return ncclUnhandledCudaError;
     Call call{};
     call.comm = comm;
     call.stream = stream;
@@ -527,6 +543,8 @@ ncclResult_t message(const char *function, bool send, void *buffer, size_t count
     if (alone()) return ncclSuccess;
     if (!comm || comm->aborted || !type_bytes(type) || peer < 0 || peer >= comm->ranks)
         return ncclInvalidArgument;
+    if (peer != comm->rank && !connect(comm, 2 * (BROADCAST + 1) + peer))
+        return ncclUnhandledCudaError;
     expect_registered(function, comm, buffer);
     Call call{};
     call.comm = comm;
@@ -668,6 +686,7 @@ ncclResult_t ncclCommDestroy(ncclComm_t comm) {
               comm->number);
     wait_for(comm->last);
     forget(comm);
+    take_memory(-(long)(comm->connected.size() * settings().nccl_memory));
     munmap(comm->shared, comm->mapped);
     delete comm;
     return ncclSuccess;

@@ -56,6 +56,7 @@ const Settings &settings() {
     s.devices = (int)number("EMU_DEVICES", 64);
     s.pci_bus = (int)number("EMU_PCI_BUS", 0);
     s.nccl_version = (int)number("EMU_NCCL_VERSION", NCCL_VERSION_CODE);
+    s.nccl_memory = (size_t)number("EMU_NCCL_MEMORY", 0);
     s.multiprocessors = (int)number("EMU_SMS", 4);
     s.trace = number("EMU_TRACE", 0) != 0;
     return s;

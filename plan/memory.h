@@ -77,16 +77,6 @@ static inline double memory_of_comm(const Gpu *g, int ranks, int of_node, bool p
     return channels + (peers ? MEMORY_PEER * (of_node - 1) : 0);
 }
 
-// What libraries will take of a GPU on which nothing but the context is there yet: NCCL connects
-// when a communicator is first used, and code is loaded then.
-static inline size_t memory_of_libraries(const Gpu *g, const FsdpConfig *c, int local_world) {
-    FsdpCommRanks n = fsdp_comm_ranks(c);
-    double bytes = MEMORY_BLAS + memory_of_comm(g, n.world, local_world, c->ordered);
-    bytes += memory_of_comm(g, n.gather, local_world, false);
-    bytes += memory_of_comm(g, n.reduce, local_world, false);
-    return (size_t)(bytes + memory_of_comm(g, n.replicas, local_world, false));
-}
-
 // d: a device on which the run's communicators have been made and used.
 static inline void memory_of_others(Memory *m, const Cluster *c, const PlanDevice *d) {
     if (c->cpu) {

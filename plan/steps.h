@@ -56,7 +56,8 @@ static inline PlanStep simulate_step(const GptCode *code, const Cluster *cluster
     c.fsdp.micro_steps = micro_steps;
     plan_begin(cluster, &c, cpu_workspace);
     Gpt *g = code->create(&c);
-    code->start(g, id);
+    code->join(g, id);
+    code->start(g);
     run_step(code, g, micro_steps, 0, &counters);
     double began = d->sim.host;
     d->sim.times = (SimTimes){};

@@ -250,7 +250,8 @@ static void save_small_model(void) {
     small.model = {&gpt_fp32_generic, gpt_fp32_generic.create(c), c};
     ncclUniqueId id;
     ncclGetUniqueId(&id);
-    gpt_fp32_generic.start(small.model.gpt, id);
+    gpt_fp32_generic.join(small.model.gpt, id);
+    gpt_fp32_generic.start(small.model.gpt);
     fill_small_model(1);
     CheckpointIndex x = example();
     x.model = c->model, x.T = c->T;

@@ -196,11 +196,12 @@ static void a_device_that_fails_ends_in_one_line(void **) {
     static Outcome found;
     found = run("EMU_FAIL=cudaMalloc:3 " EMULATED "/plain/train_gpt " OPTIONS "--steps 2");
     if (!strstr(found.err, "cannot allocate")) fail_msg("found: %s", found.err);
-    found = run("EMU_FAIL=ncclMemAlloc:1 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
+    // The first is what the communicators are connected with.
+    found = run("EMU_FAIL=ncclMemAlloc:2 " EMULATED "/plain/train_gpt " OPTIONS "--ranks 2");
     if (!strstr(found.err, "cannot allocate gather slot 0")) fail_msg("found: %s", found.err);
     found = run("EMU_MEMORY=1e8 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
-    if (found.status == 0 || !strstr(found.err, "MiB of buffers are needed on this GPU, and 95.4 "
-                                                "are free; use more ranks"))
+    if (found.status == 0 || !strstr(found.err, "MiB of buffers are needed on each GPU, and 95.4 "
+                                                "are free on the fullest; use more ranks"))
         fail_msg("exit code %d: %s", found.status, found.err);
     found = run("EMU_DEVICES=1 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
     if (found.status == 0 || !strstr(found.err, "ranks 0 and 1 share the GPU 0000:00:00.0"))
@@ -210,15 +211,65 @@ static void a_device_that_fails_ends_in_one_line(void **) {
         fail_msg("exit code %d: %s", found.status, found.err);
 }
 
-// What libraries take is an estimate.
-static void buffers_that_fit_are_tried_whatever_libraries_may_take(void **) {
+// The number before `after` in the text.
+static double number_before(const char *text, const char *after) {
+    const char *p = strstr(text, after);
+    while (p && p > text && strchr("0123456789.", p[-1])) p--;
+    return p ? atof(p) : NAN;
+}
+static const char NEEDED[] = " MiB of buffers are needed on each GPU";
+
+// With so little of memory that the buffers of a run do not fit.
+static double mib_of_buffers(const char *options) {
+    static Outcome o;
+    o = run("EMU_MEMORY=1e6 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 %s", options);
+    const double needed = number_before(o.err, NEEDED);
+    if (o.status != 1 || !(needed > 1)) fail_msg("exit code %d: %s", o.status, o.err);
+    return needed;
+}
+
+// How much code cuBLASLt loads is an estimate.
+static void buffers_that_fit_are_tried_whatever_cublaslt_may_take(void **) {
     static Outcome found;
-    found = run("EMU_MEMORY=1e9 " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2");
-    const char *warning = strstr(found.err, "and 953.7 are free: that may be too little, as NCCL");
+    found = run("EMU_MEMORY=%.0f " EMULATED "/plain/train_gpt " OPTIONS "--steps 1 --ranks 2",
+                (mib_of_buffers("--ranks 2") + 10) * 1048576);
+    const char *warning = strstr(found.err, "that may be too little, as cuBLASLt takes some 102.4");
     const char *rest = strchr(found.err, '\n');
-    if (found.status != 0 || !warning || !rest || rest[1] ||
-        !strstr(warning, "(by the figures of h100-sxm)\n"))
+    if (found.status != 0 || !warning || !rest || rest[1])
         fail_msg("expected one warning, found exit code %d: %s", found.status, found.err);
+}
+
+// Each connection of NCCL takes 1 GiB, far more than the buffers. With room for so many of them and
+// half a MiB too little for the buffers.
+static bool is_refused_with(int connections, double buffers, const char *options) {
+    static Outcome o;
+    o = run("EMU_NCCL_MEMORY=1073741824 EMU_MEMORY=%.0f " EMULATED "/plain/train_gpt " OPTIONS
+            "--steps 1 %s",
+            connections * 1073741824.0 + (buffers - 0.5) * 1048576, options);
+    return o.status == 1 && strstr(o.err, " besides what NCCL takes; use more ranks");
+}
+
+// Where that just fits, all that a step connects has been connected.
+static void what_nccl_takes_is_known_before_there_are_buffers(void **) {
+    static const char *const options[] = {
+        "--ranks 2",
+        "--ranks 3 --precision bf16 --reduce-dtype bf16",
+        "--ranks 2 --shard none",
+        "--ranks 4 --shard hybrid:2 --reduce fast",
+        "--ranks 2 --reduce fast --precision bf16 --reduce-dtype bf16 --unit half",
+        "--ranks 2 --reduce fast --accumulate local --tokens-per-step 64 --val-every 1",
+    };
+    static Outcome o;
+    for (const char *more : options) {
+        const double buffers = mib_of_buffers(more);
+        int n = 1;
+        while (n < 16 && !is_refused_with(n, buffers, more)) n++;
+        o = run("EMU_NCCL_MEMORY=1073741824 EMU_MEMORY=%.0f " EMULATED "/plain/train_gpt " OPTIONS
+                "--steps 1 %s",
+                n * 1073741824.0 + (buffers + 0.5) * 1048576, more);
+        if (n == 16 || o.status != 0)
+            fail_msg("%s: of %d connections: exit code %d: %s", more, n, o.status, o.err);
+    }
 }
 
 // NCCL 2.27 would take 512 MiB for each of them, which no plan counts.
@@ -384,7 +435,8 @@ int main(void) {
         cmocka_unit_test(a_swapped_collective_is_named),
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
-        cmocka_unit_test(buffers_that_fit_are_tried_whatever_libraries_may_take),
+        cmocka_unit_test(buffers_that_fit_are_tried_whatever_cublaslt_may_take),
+        cmocka_unit_test(what_nccl_takes_is_known_before_there_are_buffers),
         cmocka_unit_test(an_older_nccl_takes_no_more_memory),
         cmocka_unit_test(replicas_that_have_drifted_apart_are_neither_saved_nor_a_result),
         cmocka_unit_test(attention_asks_for_its_shared_memory_once),

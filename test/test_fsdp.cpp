@@ -70,7 +70,8 @@ static void run_rank(const Case *c, int rank, ncclUniqueId id, Result *out, cons
     const GptCode *code = c->bf16 ? &gpt_bf16_generic : &gpt_fp32_generic;
     GptConfig config = config_of(c, rank);
     Gpt *g = code->create(&config);
-    code->start(g, id);
+    code->join(g, id);
+    code->start(g);
     Model model = {code, g, &config};
     parameters_init(&model, 7);
     size_t allocations = 0;

@@ -32,7 +32,8 @@ static Gpt *start_gpt(const GptCode *code, const GptConfig *config) {
     omp_set_num_threads(2);
     assert_int_equal(ncclGetUniqueId(&id), ncclSuccess);
     Gpt *g = code->create(config);
-    code->start(g, id);
+    code->join(g, id);
+    code->start(g);
     Model model = {code, g, config};
     parameters_init(&model, 7);
     return g;

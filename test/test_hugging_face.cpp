@@ -32,7 +32,8 @@ static Gpt *load_folder(const char *path, GptConfig *c) {
     Gpt *g = gpt_fp32_generic.create(c);
     ncclUniqueId id;
     ncclGetUniqueId(&id);
-    gpt_fp32_generic.start(g, id);
+    gpt_fp32_generic.join(g, id);
+    gpt_fp32_generic.start(g);
     Model m = {&gpt_fp32_generic, g, c};
     hf_load(&m, path);
     return g;

@@ -122,7 +122,8 @@ static void check_gradients(const char *which) {
     Gpt *g = gpt_fp32_generic.create(&c);
     ncclUniqueId id;
     ncclGetUniqueId(&id);
-    gpt_fp32_generic.start(g, id);
+    gpt_fp32_generic.join(g, id);
+    gpt_fp32_generic.start(g);
     Model m = {&gpt_fp32_generic, g, &c};
     parameters_load(&m, path);
     read_exact(fd, gpt_fp32_generic.inputs(g, 0), 2 * BT * sizeof(int), 1024, debug);

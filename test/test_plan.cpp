@@ -92,7 +92,8 @@ static void run_rank(const Case *c, int micro_steps, int rank, ncclUniqueId id, 
     GptConfig config = config_of(c, &o, rank);
     const GptCode *code = code_of(&o);
     Gpt *g = code->create(&config);
-    code->start(g, id);
+    code->join(g, id);
+    code->start(g);
     for (long step = 0; step < 2; step++) {
         if (step == 1) code->trace_start(g, clock_ns());
         for (int i = 0; i < micro_steps; i++) {

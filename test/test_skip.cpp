@@ -20,7 +20,8 @@ static void run_rank(int rank, ncclUniqueId id, float bad, bool ordered) {
     f->rank = rank, f->world = f->K = RANKS, f->ordered = ordered;
     f->gather_slots = f->grad_slots = 2, f->prefetch = f->micro_steps = 1;
     Gpt *g = gpt_create(&c);
-    gpt_start(g, id);
+    gpt_join(g, id);
+    gpt_start(g);
     Model model = {&gpt_fp32_generic, g, &c};
     parameters_init(&model, 7);
     size_t bytes = g->f.shard * sizeof(float);
