@@ -239,6 +239,17 @@ static void buffers_that_fit_are_tried_whatever_cublaslt_may_take(void **) {
         fail_msg("expected one warning, found exit code %d: %s", found.status, found.err);
 }
 
+static void the_fullest_gpu_of_all_ranks_counts(void **) {
+    static Outcome o;
+    o = run(MPIRUN " -n 1 " EMULATED "/plain/train_gpt " OPTIONS
+                   "--steps 1 : -n 1 env EMU_MEMORY=%.0f " EMULATED "/plain/train_gpt " OPTIONS
+                   "--steps 1",
+            (mib_of_buffers("--ranks 2") + 10) * 1048576);
+    if (o.status != 0 || !strstr(o.err, "on the fullest: that may be too little"))
+        fail_msg("expected rank 0 to warn of rank 1's GPU, found exit code %d: %s", o.status,
+                 o.err);
+}
+
 // Each connection of NCCL takes 1 GiB, far more than the buffers. With room for so many of them and
 // half a MiB too little for the buffers.
 static bool is_refused_with(int connections, double buffers, const char *options) {
@@ -436,6 +447,7 @@ int main(void) {
         cmocka_unit_test(an_audit_finds_a_flipped_bit_and_names_ranks_and_unit),
         cmocka_unit_test(a_device_that_fails_ends_in_one_line),
         cmocka_unit_test(buffers_that_fit_are_tried_whatever_cublaslt_may_take),
+        cmocka_unit_test(the_fullest_gpu_of_all_ranks_counts),
         cmocka_unit_test(what_nccl_takes_is_known_before_there_are_buffers),
         cmocka_unit_test(an_older_nccl_takes_no_more_memory),
         cmocka_unit_test(replicas_that_have_drifted_apart_are_neither_saved_nor_a_result),
