@@ -150,15 +150,21 @@ static void check_purpose(const Options *o, bool resumed) {
     if ((o->checkpoint_every || o->checkpoint_minutes) && !o->out[0] && !resumed)
         die_all("--checkpoint-every and --checkpoint-minutes: checkpoints lie in the folder of "
                 "--out, which is not given");
+    if ((o->keep || o->keep_every) && !o->checkpoint_every && !o->checkpoint_minutes)
+        die_all("--keep and --keep-every: no checkpoints are made, as neither --checkpoint-every "
+                "nor --checkpoint-minutes is given");
     if (o->trace[0] && o->steps == 0) die_all("--trace: with --steps 0 there is no step to trace");
 }
 
 static void choose_model(Run *r) {
     const Options *o = &r->o;
     GptConfig *c = &r->config;
+    const bool nothing = resume_is_auto(o->resume) && !r->resumed[0];
     if (!o->train[0] && o->steps != 0 && o->plan == PLAN_NO)
-        die_all("--train: expected token shards or text files, found none; --help lists all "
-                "options");
+        die_all("--train: expected token shards or text files, found none%s%s; --help lists all "
+                "options",
+                nothing ? ", and no checkpoint to go on from in --out " : "",
+                nothing ? o->out : "");
     const char *data = o->train[0] ? o->train : o->val;
     bool text = data[0] && data_is_text(data);
     if (o->tokenizer[0]) r->tokenizer = tokenizer_open(o->tokenizer);

@@ -34,7 +34,8 @@ static inline long checkpoint_step(const char *name) {
 
 typedef struct {
     int count;
-    long *steps;  // ascending
+    long *steps;      // ascending
+    long incomplete;  // the highest step of a folder without index.json, -1: there is none
 } CheckpointList;
 
 static inline int checkpoint_compare(const void *a, const void *b) {
@@ -44,7 +45,7 @@ static inline int checkpoint_compare(const void *a, const void *b) {
 
 // The complete checkpoints of a run's --out; none if there is no such folder.
 static inline CheckpointList checkpoint_list(const char *out) {
-    CheckpointList list = {0, NULL};
+    CheckpointList list = {0, NULL, -1};
     char folder[PATH_BYTES], path[PATH_BYTES];
     checkpoint_folder(folder, out);
     DIR *d = opendir(folder);
@@ -55,7 +56,10 @@ static inline CheckpointList checkpoint_list(const char *out) {
         long step = checkpoint_step(e->d_name);
         if (step < 0) continue;
         checkpoint_path(path, out, step);
-        if (!checkpoint_is_complete(path)) continue;
+        if (!checkpoint_is_complete(path)) {
+            if (step > list.incomplete) list.incomplete = step;
+            continue;
+        }
         list.steps = (long *)realloc(list.steps, sizeof(long) * (size_t)(list.count + 1));
         if (!list.steps) die("out of memory for a list of checkpoints");
         list.steps[list.count++] = step;

@@ -11,10 +11,16 @@ static inline bool resume_is_auto(const char *resume) {
     return !strcmp(resume, "auto") || !strcmp(resume, "1");  // 1 is llm.c's
 }
 
-// The newest checkpoint of a run's folder; false if there is none.
+// The newest checkpoint of a run's folder; false if there is none. Says which is passed over.
 static inline bool resume_newest(char *path, const char *out) {
     CheckpointList list = checkpoint_list(out);
-    if (list.count) checkpoint_path(path, out, list.steps[list.count - 1]);
+    long newest = list.count ? list.steps[list.count - 1] : -1;
+    if (list.incomplete > newest) {
+        checkpoint_path(path, out, list.incomplete);
+        fprintf(stderr, "train_gpt: %s is passed over: it has no index.json\n", path);
+        path[0] = 0;
+    }
+    if (list.count) checkpoint_path(path, out, newest);
     free(list.steps);
     return list.count > 0;
 }

@@ -148,7 +148,8 @@ static inline bool logger_begin(Logger *l) {
     char saved[PATH_BYTES];
     const char *paths[] = {l->options_path, l->log_path, l->metrics_path};
     logger_save_options(l, saved);
-    files_set_aside(paths, l->resumes ? 1 : 3);
+    const bool same = l->resumes && files_are_equal(saved, l->options_path);
+    if (!same) files_set_aside(paths, l->resumes ? 1 : 3);
     rename_check(saved, l->options_path);
     file_done();
     if (l->resumes) {

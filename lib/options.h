@@ -876,6 +876,9 @@ static inline void options_command_line(Options *o, int argc, char **argv) {
     options_check_names(w);
     while (option_next(&w)) {
         if (!w.row) continue;
+        if (!strcmp(w.name, "y") && strcmp(w.value, "0") && strcmp(w.value, "1"))
+            die_all("-y %s: expected 0 or 1, as in llm.c; a folder is given with --resume",
+                    w.value);
         option_set_or_die(o, w.row, w.value, "");
         if (w.row == option_find("config")) options_read_config(o, w.value);
     }

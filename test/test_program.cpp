@@ -27,6 +27,11 @@ static void bad_options_and_files_end_in_one_line(void **) {
     } cases[] = {
         {"--train nowhere_*.bin", "no file matches nowhere_*.bin"},
         {"", "--train: expected token shards or text files, found none; --help lists"},
+        {"--out /nowhere --resume auto",
+         "and no checkpoint to go on from in --out /nowhere; --help"},
+        {SMALL "--keep 2", "no checkpoints are made"},
+        {SMALL "--keep-every 2 --out /nowhere", "no checkpoints are made"},
+        {"-y 2", "-y 2: expected 0 or 1, as in llm.c; a folder is given with --resume"},
         {TINY "--stepz 3", "did you mean --steps"},
         {TINY "--batch 0", "--batch 0: expected an integer from 1"},
         {TINY "--batch two", "--batch two"},

@@ -231,6 +231,9 @@ static void a_second_signal_ends_a_run_that_is_still_saving(void **) {
                     "sleep 1.2; kill -TERM $pid; wait $pid",
                     folder, folder, folder);
     expect_status(&o, 128 + SIGTERM, "a second signal");
+    expect_words(o.err, "train_gpt: ended at once by a second signal: nothing is saved behind",
+                 "stderr");
+    if (lines_of(o.err) != 1) fail_msg("expected one line, found: %s", o.err);
     o = run(RUN "--out %s/run --resume auto", folder);
     expect_status(&o, 0, "after a second signal");
     expect_same_runs("run", "ref0", "after a second signal");
@@ -536,6 +539,17 @@ static void data_are_known_again_wherever_they_are(void **) {
     expect_words(o.out, "the training data are others than in the checkpoint", "another byte");
 }
 
+static void a_newest_checkpoint_without_an_index_is_named_and_passed_over(void **) {
+    copy_run("ref0", "run");
+    Outcome o = run("rm %s/run/checkpoints/step_00000010/index.json && " RUN
+                    "--out %s/run --resume auto --ranks 2",
+                    folder, folder);
+    expect_words(o.err, "checkpoints/step_00000010 is passed over: it has no index.json\n",
+                 "stderr");
+    expect_words(o.out, "resume           step 9, ", "stdout");
+    if (lines_of(o.err) != 1) fail_msg("expected one line, found: %s", o.err);
+}
+
 static void options_that_differ_are_named_with_both_values(void **) {
     Outcome o = run(PROGRAM " --resume %s/ref0/checkpoints/step_00000006 --steps 8 --lr 0.001 "
                             "--batch 2 --val-every 0 --precision bf16 --threads 1 "
@@ -596,8 +610,8 @@ static void what_cannot_be_continued_is_refused_and_left_as_it_is(void **) {
         {"sed -i 's/.version.: 1/\"version\": 2/' " NEWEST "index.json", "auto",
          "index.json: version 2 is newer"},
         {"sed -i 's/.step.: 10/\"step\": 11/' " NEWEST "index.json", "auto", "it is damaged"},
-        {"truncate -s 700 " NEWEST "index.json", "auto", "index.json: line "},
-        {": >" NEWEST "index.json", "auto", "index.json: line "},
+        {"truncate -s 700 " NEWEST "index.json", "auto", "index.json is cut short: it is damaged"},
+        {": >" NEWEST "index.json", "auto", "index.json is empty: it is damaged"},
         {"rm " NEWEST "moment_m.bin", "auto", "cannot read "},
         {"truncate -s -1 " NEWEST "moment_v.bin", "auto", "is it complete?"},
         {"truncate -s +4 " NEWEST "model.bin", "auto", "is it complete?"},
@@ -673,6 +687,7 @@ int main(void) {
         cmocka_unit_test(a_run_goes_on_with_its_audits_and_says_what_they_cost),
         cmocka_unit_test(another_tokenizer_of_the_same_size_is_refused),
         cmocka_unit_test(data_are_known_again_wherever_they_are),
+        cmocka_unit_test(a_newest_checkpoint_without_an_index_is_named_and_passed_over),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
         cmocka_unit_test(a_checkpoint_is_exported_on_any_ranks),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),

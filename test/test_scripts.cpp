@@ -392,19 +392,43 @@ static void a_package_that_is_missing_is_named(void **) {
 // A command that makes a checkpoint and fails, twice with what was set aside newer than its own;
 // then one that makes none.
 static void a_run_is_started_again_as_long_as_it_makes_checkpoints(void **) {
-    Outcome o = run("cd %s && mkdir -p r/checkpoints/step_00000020.1 && : "
-                    ">r/checkpoints/step_00000020.1/index.json && "
-                    "printf '%%s\\n' 'n=$(ls r/checkpoints | grep -c ^step_0000000.$); '"
-                    "'[ $n -ge 5 ] && exit 7; mkdir r/checkpoints/step_0000000$((n + 1)); '"
-                    "': >r/checkpoints/step_0000000$((n + 1))/index.json; exit 1' >fails.sh && "
-                    "PAUSE=0 $OLDPWD/scripts/restart bash fails.sh --out r 2>&1; echo $?; "
-                    "ls r/checkpoints | grep -c '^step_0000000.$'",
-                    folder);
+    Outcome o = run(
+        "cd %s && mkdir -p r/checkpoints/step_00000020.1 && : "
+        ">r/checkpoints/step_00000020.1/index.json && "
+        "printf '%%s\\n' 'n=$(ls r/checkpoints | grep -c ^step_0000000.$); '"
+        "'echo >>r/main.log; [ $n -ge 5 ] && exit 7; mkdir r/checkpoints/step_0000000$((n + 1)); '"
+        "': >r/checkpoints/step_0000000$((n + 1))/index.json; exit 1' >fails.sh && "
+        "PAUSE=0 $OLDPWD/scripts/restart bash fails.sh --out r 2>&1; echo $?; "
+        "ls r/checkpoints | grep -c '^step_0000000.$'",
+        folder);
     if (!strstr(o.out, "failed 3 times in a row without a new checkpoint in r") ||
         !strstr(o.out, "\n7\n5\n") ||
         !strstr(o.out, "again in 0 s from r/checkpoints/"
                        "step_00000005/index.json"))
         fail_msg("expected five checkpoints and exit code 7, found: %s%s", o.out, o.err);
+}
+
+// The folder is in a file of --config, as a run leaves it or as a user may write it.
+static void a_run_that_makes_no_step_is_started_twice(void **) {
+    static const char *const lines[] = {"out = \\\"of cfg\\\"", " out=of cfg  # mine", "batch = 4"};
+    for (int i = 0; i < 3; i++) {
+        Outcome o = run("cd %s && echo \"%s\" >c.cfg && echo 'echo $*; exit 9' >bad.sh && PAUSE=0 "
+                        "TRIES=5 $OLDPWD/scripts/restart bash bad.sh %s --config c.cfg; echo $?",
+                        folder, lines[i], i == 2 ? "--out \"of cfg\"" : "");
+        const char *expected = i == 2 ? "--out of cfg --config c.cfg --resume auto\n"
+                                        "--out of cfg --config c.cfg --resume auto\n9\n"
+                                      : "--config c.cfg --resume auto\n"
+                                        "--config c.cfg --resume auto\n9\n";
+        if (strcmp(o.out, expected) ||
+            !strstr(o.err, "failed 2 times in a row before a step was made; giving up"))
+            fail_msg("%s: expected %sfound: %s%s", lines[i], expected, o.out, o.err);
+    }
+    Outcome o =
+        run("cd %s && mkdir -p 'of cfg/checkpoints/step_00000003' && : >'of "
+            "cfg/checkpoints/step_00000003/index.json' && echo 'out = \"of cfg\"' >c.cfg && "
+            "PAUSE=0 $OLDPWD/scripts/restart bash bad.sh --config=c.cfg",
+            folder);
+    expect_text(o, "again in 0 s from of cfg/checkpoints/step_00000003/index.json");
 }
 
 // ---- dev/compare_times.py ----------------------------------------------------------------------
@@ -611,6 +635,7 @@ int main(void) {
         cmocka_unit_test(a_package_that_is_missing_is_named),
         cmocka_unit_test(examples_that_are_none_are_refused),
         cmocka_unit_test(a_run_is_started_again_as_long_as_it_makes_checkpoints),
+        cmocka_unit_test(a_run_that_makes_no_step_is_started_twice),
         cmocka_unit_test(predicted_and_measured_times_are_joined_by_kernel),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
