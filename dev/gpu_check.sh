@@ -21,24 +21,29 @@ make -s -j"${JOBS:-$(nproc)}" DEVICE=cuda ARCH="${arch:-80}" O="$out/cuda" "${pr
 step=(--model gpt2:d12 --batch 64 --seq 1024 --precision bf16 --ranks 1)
 step_row() { printf '%-28s %-5s %9.3f ms\n' "step of gpt2:d12, B 64, T 1024" bf16 "$1"; }
 
-# How long kernels and the step should take on a GPU of plan/gpus.h, to $predicted.
+# How long kernels and the step should take on a GPU of plan/gpus.h in the first minutes, to $predicted.
 predicted="$out/predicted.txt"
 predict() {
-    make -s -j"${JOBS:-$(nproc)}" DEVICE=cpu build/cpu/predict_kernels
-    build/cpu/predict_kernels "$1" > "$predicted"
-    step_row "$("$out/cuda/train_gpt" --plan --json --gpu "$1" "${step[@]}" |
-        python3 -c 'import json, sys; print(1e3 * json.load(sys.stdin)["step"]["seconds"])')" >> "$predicted"
+    local milliseconds
+    printf 'gpu = %s\nsustained = 1\n' "$1" > "$out/cluster.cfg"
+    make -s -j"${JOBS:-$(nproc)}" DEVICE=cpu build/cpu/predict_kernels &&
+        build/cpu/predict_kernels "$1" > "$predicted" &&
+        milliseconds=$("$out/cuda/train_gpt" --plan --json --cluster "$out/cluster.cfg" "${step[@]}" |
+            python3 -c 'import json, sys; print(1e3 * json.load(sys.stdin)["step"]["seconds"])') &&
+        step_row "$milliseconds" >> "$predicted"
 }
 
 known=h100-sxm
-[ -z "$gpu" ] || known=$(awk -F'"' -v gpu="$gpu" '/^ *{"/ && index(gpu, $4) { print $2; exit }' plan/gpus.h)
+[ -z "$gpu" ] || known=$(awk -F'"' -v gpu="${gpu#NVIDIA }" '/^ *{"/ && index("|" $4 "|", "|" gpu "|") { print $2; exit }' \
+    plan/gpus.h)
 rm -f "$predicted"
 if [ -z "$known" ]; then
     echo "skipped: predicted times, as plan/gpus.h has no $gpu"
 elif [ ! -f "${CUDA_HOME:-/usr/local/cuda}/include/cuda_runtime.h" ]; then
     echo "skipped: predicted times, which need the toolkit's headers in CUDA_HOME (/usr/local/cuda)"
-else
-    predict "$known"
+elif ! predict "$known" 2> "$out/predict.log"; then
+    rm -f "$predicted"
+    echo "skipped: predicted times: $(tail -1 "$out/predict.log") (all of it is in $out/predict.log)"
 fi
 
 if [ -z "$gpu" ]; then

@@ -460,6 +460,39 @@ static void predicted_and_measured_times_are_joined_by_kernel(void **) {
         fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
 }
 
+// ---- dev/gpu_check.sh, with programs that only say what they were given ------------------------
+
+// made: what `make` does for predict_kernels. No GPU answers.
+static Outcome check_gpu(const char *made) {
+    return run("cd %s && rm -rf check && mkdir -p check/dev check/bin check/include check/plan && "
+               "cp $OLDPWD/dev/gpu_check.sh $OLDPWD/dev/compare_times.py check/dev && cd check && "
+               ": >include/cuda_runtime.h && echo 'exit 1' >bin/nvidia-smi && "
+               "printf '%%s\n' 'case $* in *predict_kernels*) %s ;; esac' >bin/make && "
+               "mkdir -p build/cpu build/gpu_check/cuda && "
+               "echo 'echo gelu bf16 0.2 ms' >build/cpu/predict_kernels && "
+               "printf '%%s\n' 'while [ $1 != --cluster ]; do shift; done' "
+               "'grep -q \"sustained = 1$\" $2 && grep -q \"gpu = h100-sxm\" $2 && "
+               "echo \"{\\\"step\\\": {\\\"seconds\\\": 0.257}}\"' "
+               ">build/gpu_check/cuda/train_gpt && "
+               "chmod -R +x bin build && "
+               "PATH=$PWD/bin:$PATH CUDA_HOME=$PWD bash dev/gpu_check.sh",
+               folder, made);
+}
+
+static void a_prediction_that_fails_skips_nothing_but_itself(void **) {
+    Outcome o = check_gpu("echo no rule >&2; exit 2");
+    if (o.status != 0 || !strstr(o.out, "skipped: predicted times: no rule (all of it is in ") ||
+        !strstr(o.out, "skipped: no GPU answers; everything was built\n"))
+        fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
+}
+
+// Kernels have no other: how long a step takes after hours is not what a check of minutes measures.
+static void kernels_and_step_are_predicted_for_the_first_minutes(void **) {
+    Outcome o = check_gpu(":");
+    if (o.status != 0 || !strstr(o.out, "257000.0") || strstr(o.out, "skipped: predicted"))
+        fail_msg("exit code %d: %s%s", o.status, o.out, o.err);
+}
+
 // ---- dev/tokenize_text.py, where its packages are ----------------------------------------------
 
 static void tokens_of_a_text_give_back_every_byte_of_it(void **) {
@@ -637,6 +670,8 @@ int main(void) {
         cmocka_unit_test(a_run_is_started_again_as_long_as_it_makes_checkpoints),
         cmocka_unit_test(a_run_that_makes_no_step_is_started_twice),
         cmocka_unit_test(predicted_and_measured_times_are_joined_by_kernel),
+        cmocka_unit_test(a_prediction_that_fails_skips_nothing_but_itself),
+        cmocka_unit_test(kernels_and_step_are_predicted_for_the_first_minutes),
         cmocka_unit_test(tokens_of_a_text_give_back_every_byte_of_it),
         cmocka_unit_test(texts_and_tokens_that_do_not_fit_are_refused),
         cmocka_unit_test(scripts_that_compute_do_so_in_the_c_locale),
