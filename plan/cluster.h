@@ -250,13 +250,24 @@ static inline Cluster cluster_read(const char *path) {
     return c;
 }
 
-// device: what CUDA calls the GPU that is here; "": none.
+// The GPU that is here, or H100.
+static inline const Gpu *gpu_here(const char *device) {
+    const Gpu *known = gpu_of_device(device), *other = gpu_named("h100-sxm");
+    if (!known && device[0])
+        fprintf(stderr,
+                "train_gpt: --plan knows no figures of %s and takes those of %s; --gpu or "
+                "--cluster gives others\n",
+                device, other->name);
+    return known ? known : other;
+}
+
+// device: what the driver calls the GPU that is here; "": none.
 static inline Cluster cluster_of_options(const char *gpu, const char *file, double gbit,
                                          double price, const char *device) {
     if (gpu[0] && file[0]) die_all("--gpu %s --cluster %s: expected one of them", gpu, file);
     Cluster c = file[0]  ? cluster_read(file)
                 : gpu[0] ? cluster_of_gpu(gpu_or_die("--gpu", gpu))
-                         : cluster_of_gpu(gpu_of_device(device));
+                         : cluster_of_gpu(gpu_here(device));
     if (gbit > 0) c.network = gbit * 1e9 / 8 * NETWORK_REACHED;
     if (price > 0) c.price = price;
     return c;

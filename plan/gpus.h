@@ -2,13 +2,11 @@
 // report and for --plan. Peaks are the maker's; what is reached of them is measured by others.
 #pragma once
 
-#include <stdbool.h>
-#include <stddef.h>
-#include <string.h>
+#include "../lib/peak.h"
 
 typedef struct {
     const char *name;        // as in the options
-    const char *device;      // part of what CUDA calls it
+    const char *devices;     // what the driver calls it, as in lib/peak.h
     int arch;                // the code that it runs: rows of kernels/resources.txt
     int multiprocessors;     //
     double clock;            // cycles a second at which its peaks are stated
@@ -68,16 +66,16 @@ typedef struct {
 //                                has 257 of 295 on A100. B200, L40S as Hopper, a guess
 // clang-format off
 static const Gpu gpu_table[] = {
-//   name, device, arch  SMs   clock    memory    DRAM    reached L2      tensor   product mma
+//   name, devices, arch SMs   clock    memory    DRAM    reached L2      tensor   product mma
 //          fp32 DRAM    L2      L1     launch shared     reserved
 //          NVLink link    network channels watts sustained
     {"a100-40gb", "A100-SXM4-40GB", 80, 108, 1.41e9,  42.3e9, 1555e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
             64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
             true,  235e9, 1600e9, 24,  400, 0.91},
-    {"a100-80gb", "A100", 80, 108, 1.41e9,  85.0e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
+    {"a100-80gb", "A100-SXM4-80GB|A100-SXM-80GB", 80, 108, 1.41e9,  85.0e9, 2039e9,  0.87, 5.1e12,   312e12,  0.90, 1.00,
             64, 600e-9, 200e-9, 25e-9, 2e-6, 164 << 10, 1 << 10,
             true,  235e9, 1600e9, 24,  400, 0.91},
-    {"h100-sxm", "H100", 90, 132, 1.83e9,  85.0e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
+    {"h100-sxm", "H100 80GB HBM3", 90, 132, 1.83e9,  85.0e9, 3352e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
            128, 600e-9, 200e-9, 25e-9, 2e-6, 228 << 10, 1 << 10,
             true,  370e9, 3200e9, 16,  700, 0.85},
     {"h200", "H200", 90, 132, 1.83e9, 150.1e9, 4800e9,  0.90, 6.6e12,   989e12,  0.80, 0.63,
@@ -89,7 +87,7 @@ static const Gpu gpu_table[] = {
     {"l40s", "L40S", 89, 142, 2.52e9,  47.7e9,  864e9,  0.90, 5.5e12,   362e12,  0.80, 1.00,
            128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
             false,  22e9,  400e9,  4,  350, 0.85},
-    {"rtx-4090", "RTX 4090", 89, 128, 2.52e9,  25.4e9, 1008e9,  0.90, 5.0e12,   165e12,  0.95, 1.00,
+    {"rtx-4090", "GeForce RTX 4090", 89, 128, 2.52e9,  25.4e9, 1008e9,  0.90, 5.0e12,   165e12,  0.95, 1.00,
            128, 600e-9, 200e-9, 20e-9, 2e-6, 100 << 10, 1 << 10,
             false,  22e9,  400e9,  4,  450, 0.90},
 };
@@ -102,9 +100,9 @@ static inline const Gpu *gpu_named(const char *name) {
     return NULL;
 }
 
-// By what CUDA calls it. Of a GPU that is not in the table, or "", H100's figures are taken.
+// By what the driver calls it; NULL: not in the table, as boards for PCIe, GH200 and GB200 are not.
 static inline const Gpu *gpu_of_device(const char *device) {
     for (size_t i = 0; i < sizeof gpu_table / sizeof gpu_table[0]; i++)
-        if (strstr(device, gpu_table[i].device)) return &gpu_table[i];
-    return gpu_named("h100-sxm");
+        if (device_is_one_of(device, gpu_table[i].devices)) return &gpu_table[i];
+    return NULL;
 }

@@ -16,6 +16,43 @@ static int find_gpus(void **) {
     return a100 && h100 && !gpu_named("a100") ? 0 : 1;
 }
 
+// By what drivers report. Boards of the same chip with another memory, clock or link have no row.
+static void a_device_is_taken_for_no_other(void **) {
+    static const struct {
+        const char *device, *name;
+    } devices[] = {
+        {"NVIDIA A100-SXM4-40GB", "a100-40gb"},
+        {"A100-SXM4-40GB", "a100-40gb"},
+        {"NVIDIA A100-SXM4-80GB", "a100-80gb"},
+        {"NVIDIA A100-SXM-80GB", "a100-80gb"},
+        {"NVIDIA A100-PCIE-40GB", NULL},
+        {"NVIDIA A100 80GB PCIe", NULL},
+        {"NVIDIA A100-SXM4-80GB MIG 3g.40gb", NULL},
+        {"NVIDIA A800-SXM4-80GB", NULL},
+        {"NVIDIA H100 80GB HBM3", "h100-sxm"},
+        {"NVIDIA H100 PCIe", NULL},
+        {"NVIDIA H100 NVL", NULL},
+        {"NVIDIA H800", NULL},
+        {"NVIDIA GH200 480GB", NULL},
+        {"NVIDIA H200", "h200"},
+        {"NVIDIA H200 NVL", NULL},
+        {"NVIDIA B200", "b200"},
+        {"NVIDIA GB200", NULL},
+        {"NVIDIA L40S", "l40s"},
+        {"NVIDIA L40", NULL},
+        {"NVIDIA L4", NULL},
+        {"NVIDIA GeForce RTX 4090", "rtx-4090"},
+        {"NVIDIA GeForce RTX 4090 D", NULL},
+        {"", NULL},
+    };
+    for (auto &d : devices) {
+        const Gpu *found = gpu_of_device(d.device);
+        if (found ? !d.name || strcmp(found->name, d.name) : d.name != NULL)
+            fail_msg("%s: expected %s, found %s", d.device, d.name ? d.name : "no row",
+                     found ? found->name : "no row");
+    }
+}
+
 // As NVIDIA's occupancy calculator has it for compute capability 8.0 and 9.0.
 static void resident_blocks_are_those_of_the_occupancy_calculator(void **) {
     static const struct {
@@ -139,6 +176,7 @@ static void the_model_is_held_against_flash_attention_2(void **) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(a_device_is_taken_for_no_other),
         cmocka_unit_test(resident_blocks_are_those_of_the_occupancy_calculator),
         cmocka_unit_test(a_large_copy_takes_what_the_memory_takes),
         cmocka_unit_test(with_few_threads_a_copy_waits_for_its_loads),
