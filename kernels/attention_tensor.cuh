@@ -42,7 +42,9 @@ __device__ static inline const bf16 *tile_at(const bf16 *tile, int row0, int row
 }
 
 // Starts the copy of rows row0 .. row0+ROWS of a head; rows from T on and columns
-// from HS on become zero. Their address is `any`, a kernel's argument: it takes no registers.
+// from HS on become zero. Their address is `any`, a kernel's argument, which can be read again
+// where it is used. Where it stays in registers a kernel may spill: forward with 80 channels does,
+// 8 bytes on sm_90 (kernels/resources.txt).
 template <int HSP, int ROWS>
 __device__ static inline void tile_fetch(bf16 *tile, const bf16 *head, const bf16 *any, int ld,
                                          int row0, int T, int HS) {
