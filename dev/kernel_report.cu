@@ -6,7 +6,8 @@
 //   kernel_report SIZE [GPU...]     a step of the model SIZE, on each GPU of plan/gpus.h
 //   kernel_report --counts          the counts of SIZE 124M, and of AdamW with other moments, as in
 //                                   kernels/counters.txt
-//   kernel_report --check FILE      fails where a count has become worse than in FILE
+//   kernel_report --check FILE      fails where a count has become worse than in FILE, or a kernel
+//                                   is beyond the limits of doc/gpu-speed.md
 //   kernel_report --lines SIZE      the counts by source line
 #include "dev/predict.h"
 #include "gpt.h"
@@ -252,6 +253,53 @@ static int check_counts(const Step &step, const char *path) {
     return worse;
 }
 
+// What a kernel may ask for at most: sectors and wavefronts, of the least that serve its requests.
+// The encoder's sort is left out: it scatters tokens, in one block, 0.07 % of a step
+// (doc/gpu-speed.md).
+static const double most_sectors = 1.05, most_wavefronts = 1.1, dram_share = 0.9;
+static bool may_scatter(const Row &r) {
+    return r.launch->kernel == "sort_pass_kernel";
+}
+
+// The norm of the gradient loads 4 bytes a thread at a time: 8.2 KB are on their way, where 10.2 on
+// A100 and 13.7 on H100 are needed.
+static bool may_wait(const Row &r) {
+    return r.launch->kernel == "sum_squares_kernel";
+}
+
+// Would DRAM be the bound of it if loads took no time? Then so many bytes have to be on their way.
+static bool is_memory_bound(const Row &r) {
+    for (int i = 0; i < BOUNDS; i++)
+        if (i != BOUND_LATENCY && r.time.bounds[i] > r.time.bounds[BOUND_DRAM]) return false;
+    return true;
+}
+
+// Returns how many kernels of a step are beyond the limits on a GPU.
+static int check_limits(const Step &step, const Gpu *gpu) {
+    int beyond = 0;
+    const double needed = flight_needed(gpu, dram_share);
+    for (const Row &r : rows_of(gpu, step, read_kernels(gpu->arch))) {
+        if (r.launch->product.m || may_scatter(r)) continue;
+        const Counts &c = r.counts;
+        const double sectors = ratio(c[emu::COUNT_load_sectors] + c[emu::COUNT_store_sectors],
+                                     c[emu::COUNT_load_sectors_least] +
+                                         c[emu::COUNT_store_sectors_least]),
+                     wavefronts = ratio(c[emu::COUNT_wavefronts], c[emu::COUNT_wavefronts_least]);
+        if (sectors > most_sectors || wavefronts > most_wavefronts)
+            printf("%s: %.2f x the least sectors and %.2f x the least wavefronts, expected at most "
+                   "%.2f and %.2f\n",
+                   r.launch->kernel.c_str(), sectors, wavefronts, most_sectors, most_wavefronts),
+                beyond++;
+        if (is_memory_bound(r) && r.flight < needed && !may_wait(r))
+            printf(
+                "%s on %s: %.1f KB are on their way on a multiprocessor, expected %.1f for %g of "
+                "its DRAM's rate\n",
+                r.launch->kernel.c_str(), gpu->name, 1e-3 * r.flight, 1e-3 * needed, dram_share),
+                beyond++;
+    }
+    return beyond;
+}
+
 static void print_lines(void) {
     printf("%-40s %12s %6s %12s %6s %12s %6s\n", "line", "loads", "sect.", "stores", "sect.",
            "shared", "waves");
@@ -272,8 +320,12 @@ int main(int argc, char **argv) {
     if (first == "--counts" && argc == 2) {
         print_counts(step_to_keep());
     } else if (first == "--check" && argc == 3) {
-        int worse = check_counts(step_to_keep(), argv[2]);
+        const Step step = step_to_keep();
+        int worse = check_counts(step, argv[2]), beyond = 0;
+        for (const char *gpu : {"a100-80gb", "h100-sxm"})
+            beyond += check_limits(step, gpu_named(gpu));
         if (worse) die("%d counts are worse; where that is meant: make kernel-counts", worse);
+        if (beyond) die("%d kernels are beyond the limits of doc/gpu-speed.md", beyond);
         printf("no count is worse than in %s\n", argv[2]);
     } else if (first == "--lines" && argc == 3) {
         count_step(shape_named(argv[2]), MOMENTS_FP32);
