@@ -3,6 +3,7 @@
 // differs is named.
 #pragma once
 
+#include "lib/outputs.h"
 #include "load.h"
 
 // ---- which -------------------------------------------------------------------------------------
@@ -116,6 +117,23 @@ static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, 
         if (value && resume_needs(row, trains)) option_set_or_die(o, row, value, "index.json: ");
     }
     options_command_line(o, argc, argv);
+}
+
+// Are the files there that the checkpoint names? (Its model is in it.)
+static inline void resume_check_inputs(const Options *o, const CheckpointIndex *x) {
+    for (int i = 0; i < OPTION_ROWS; i++) {
+        const Option *row = &option_table[i];
+        const char *before = resume_value(x, row);
+        if ((row->path != INPUT && row->path != INPUT_FILES) || row == option_find("model"))
+            continue;
+        if (!before || !before[0] || strcmp(before, option_text(o, row))) continue;
+        Paths found = {0, NULL};
+        Failure failure;
+        if (!paths_try_pattern(&found, before, &failure))
+            die_all("--%s, as in the checkpoint: %s; give it anew if it has moved",
+                    option_name(row).text, failure.text);
+        paths_free(&found);
+    }
 }
 
 // Names every option that is not the checkpoint's.

@@ -23,18 +23,22 @@ static inline void paths_free(Paths *p) {
 }
 
 // One glob; folders that match are left out.
-static inline void paths_add_glob(Paths *p, const char *pattern) {
+static inline bool paths_add_glob(Paths *p, const char *pattern, Failure *failure) {
     glob_t all;
     memset(&all, 0, sizeof all);
     int error = glob(pattern, 0, NULL, &all), before = p->count;
-    if (error == GLOB_NOMATCH) die_all("no file matches %s", pattern[0] ? pattern : "(empty)");
-    if (error) die_all("cannot list %s", pattern);
+    if (error == GLOB_NOMATCH)
+        return fails(failure, "no file matches %s", pattern[0] ? pattern : "(empty)");
+    if (error) return fails(failure, "cannot list %s", pattern);
     for (size_t i = 0; i < all.gl_pathc; i++)
         if (!is_folder(all.gl_pathv[i])) paths_add(p, all.gl_pathv[i]);
     if (p->count == before)
-        die_all("%s: expected files, found only %zu folder(s); to take all files of one: %s/*",
-                pattern, all.gl_pathc, pattern);
+        fails(failure,
+              "%s: expected files, found only %zu folder(s); to take all files of one: "
+              "%s/*",
+              pattern, all.gl_pathc, pattern);
     globfree(&all);
+    return p->count > before;
 }
 
 // The end of the alternative that text begins with: a comma or a brace that is not in braces of its
@@ -59,31 +63,35 @@ static inline const char *braces_open(const char *pattern) {
     return NULL;
 }
 
-// Adds what the pattern names; dies if there is none.
-static inline void paths_add_pattern(Paths *p, const char *pattern) {
+// Adds what the pattern names; false if one of its parts names nothing.
+static inline bool paths_try_pattern(Paths *p, const char *pattern, Failure *failure) {
     char one[PATH_BYTES];
     if (access(pattern, F_OK) == 0 && !is_folder(pattern)) {
         paths_add(p, pattern);
-        return;
+        return true;
     }
     const char *end = alternative_end(pattern), *open = braces_open(pattern);
     if (*end == ',') {
         for (; *end == ','; pattern = end + 1, end = alternative_end(pattern)) {
             path_print(one, "%.*s", (int)(end - pattern), pattern);
-            paths_add_pattern(p, one);
+            if (!paths_try_pattern(p, one, failure)) return false;
         }
-        paths_add_pattern(p, pattern);
-    } else if (open) {
-        const char *close = open, *at = open + 1;
-        do close = alternative_end(close + 1);
-        while (*close == ',');
-        for (; at <= close; at = end + 1) {
-            end = alternative_end(at);
-            path_print(one, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(end - at), at,
-                       close + 1);
-            paths_add_pattern(p, one);
-        }
-    } else {
-        paths_add_glob(p, pattern);
+        return paths_try_pattern(p, pattern, failure);
     }
+    if (!open) return paths_add_glob(p, pattern, failure);
+    const char *close = open, *at = open + 1;
+    do close = alternative_end(close + 1);
+    while (*close == ',');
+    for (; at <= close; at = end + 1) {
+        end = alternative_end(at);
+        path_print(one, "%.*s%.*s%s", (int)(open - pattern), pattern, (int)(end - at), at,
+                   close + 1);
+        if (!paths_try_pattern(p, one, failure)) return false;
+    }
+    return true;
+}
+
+static inline void paths_add_pattern(Paths *p, const char *pattern) {
+    Failure failure;
+    if (!paths_try_pattern(p, pattern, &failure)) die_all("%s", failure.text);
 }

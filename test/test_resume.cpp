@@ -550,6 +550,24 @@ static void a_newest_checkpoint_without_an_index_is_named_and_passed_over(void *
     if (lines_of(o.err) != 1) fail_msg("expected one line, found: %s", o.err);
 }
 
+static void inputs_that_have_moved_since_are_said_to_be_the_checkpoints(void **) {
+    Outcome o =
+        run("mkdir %s/moves && cp test/reference/small/train.txt " TOKENIZER " %s/moves && " PROGRAM
+            " --tokenizer %s/moves/tokenizer.bin --train %s/moves/train.txt "
+            "--model gpt2:L=1,C=8,NH=2,T=16 --steps 2 --threads 1 --checkpoint-every 2 "
+            "--out %s/moving && mv %s/moves/train.txt %s/moves/a.txt",
+            folder, folder, folder, folder, folder, folder, folder);
+    expect_status(&o, 0, "a run");
+    char command[1024];
+    snprintf(command, sizeof command, PROGRAM " --out %s/moving --resume auto --steps 3", folder);
+    expect_refusal(command, "--train, as in the checkpoint: no file matches ");
+    run("mv %s/moves/a.txt %s/moves/train.txt; mv %s/moves/tokenizer.bin %s/moves/b.bin", folder,
+        folder, folder, folder);
+    expect_refusal(command, "--tokenizer, as in the checkpoint: no file matches ");
+    o = run("%s --tokenizer %s/moves/b.bin", command, folder);
+    expect_status(&o, 0, "the file's new name");
+}
+
 static void options_that_differ_are_named_with_both_values(void **) {
     Outcome o = run(PROGRAM " --resume %s/ref0/checkpoints/step_00000006 --steps 8 --lr 0.001 "
                             "--batch 2 --val-every 0 --precision bf16 --threads 1 "
@@ -688,6 +706,7 @@ int main(void) {
         cmocka_unit_test(another_tokenizer_of_the_same_size_is_refused),
         cmocka_unit_test(data_are_known_again_wherever_they_are),
         cmocka_unit_test(a_newest_checkpoint_without_an_index_is_named_and_passed_over),
+        cmocka_unit_test(inputs_that_have_moved_since_are_said_to_be_the_checkpoints),
         cmocka_unit_test(options_that_differ_are_named_with_both_values),
         cmocka_unit_test(a_checkpoint_is_exported_on_any_ranks),
         cmocka_unit_test(what_cannot_be_continued_is_refused_and_left_as_it_is),
