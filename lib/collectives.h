@@ -68,6 +68,11 @@ static inline void collectives_add(char *text, size_t room, int64_t count) {
         add_text(text, room, " at collective %lld, %s", (long long)count, last);
     else
         add_text(text, room, " before the first collective");
+    if (count || collectives.own != &collectives_alone || process.world < 2) return;
+    if (process.world == 2)
+        add_text(text, room, "; missing at the start: rank %d", 1 - process.rank);
+    else
+        add_text(text, room, "; missing at the start: some of the other %d", process.world - 1);
 }
 
 // Adds where each rank of the node stands; true if some have not come as far as others.

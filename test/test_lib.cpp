@@ -573,8 +573,8 @@ static void work_and_files_may_take_any_time(void **) {
 static void a_silent_job_ends_and_a_stopped_one_goes_on(void **) {
     expect_death(
         run_silent, NULL,
-        "no progress for 1 seconds; rank 0 before the first collective (--timeout sets the "
-        "limit)\n");
+        "no progress for 1 seconds; rank 0 before the first collective; missing at the start: "
+        "rank 1 (--timeout sets the limit)\n");
     expect_death(run_waiting, NULL, "no progress for 1 seconds; rank 0 before the first");
     int ends[2], status;
     char byte;

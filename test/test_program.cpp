@@ -204,7 +204,8 @@ static void a_rank_that_never_starts_ends_the_job(void **) {
     Outcome o = run(MPIRUN " -n 2 bash -fc '[ $OMPI_COMM_WORLD_RANK = 0 ] || kill -STOP $$; "
                            "exec " PROGRAM " --timeout 2 --steps 1 " TINY "'");
     if (o.status != 1 ||
-        !strstr(o.err, "no progress for 2 seconds; rank 0 before the first collective"))
+        !strstr(o.err, "no progress for 2 seconds; rank 0 before the first collective; missing "
+                       "at the start: rank 1"))
         fail_msg("status %d: %s", o.status, o.err);
 }
 
