@@ -150,7 +150,7 @@ static void check_purpose(const Options *o, bool resumed) {
     if ((o->checkpoint_every || o->checkpoint_minutes) && !o->out[0] && !resumed)
         die_all("--checkpoint-every and --checkpoint-minutes: checkpoints lie in the folder of "
                 "--out, which is not given");
-    if ((o->keep || o->keep_every) && !o->checkpoint_every && !o->checkpoint_minutes)
+    if ((o->keep || o->keep_every) && !o->checkpoint_every && !o->checkpoint_minutes && !resumed)
         die_all("--keep and --keep-every: no checkpoints are made, as neither --checkpoint-every "
                 "nor --checkpoint-minutes is given");
     if (o->trace[0] && o->steps == 0) die_all("--trace: with --steps 0 there is no step to trace");

@@ -485,6 +485,10 @@ static void a_run_goes_on_with_its_checkpoints_unless_told_otherwise(void **) {
     expect_words(o.out, "\nstep_00000009\n", "--checkpoint-every 0");
     o = run(PROGRAM " --resume %s/run/checkpoints/step_00000009", folder);
     expect_words(o.out, "no checkpoints are made: --out, their folder, is not given", "no --out");
+    o = run(RUN "--keep 3 --steps 2 --out %s/keeps && " PROGRAM
+                " --out %s/keeps --resume auto --steps 3 --checkpoint-every 0",
+            folder, folder);
+    expect_status(&o, 0, "--keep of the checkpoint");
 }
 
 static void a_run_goes_on_with_its_audits_and_says_what_they_cost(void **) {
