@@ -1,8 +1,9 @@
 // lib/peak.h: the peak of known GPUs in floating-point operations a second, dense, from the makers'
 // data sheets. Used for MFU alone; an unknown device gives 0, and its MFU is then printed as n/a.
 // Names are those that the driver reports, whole: of one chip there are boards with other clocks,
-// and a part of a GPU (MIG) is named behind it. They are from "Supported NVIDIA GPU Products" in
-// the README of NVIDIA's driver and from what nvidia-smi prints in public logs.
+// and a part of a GPU (MIG) is named behind it. They are from the table of compatible GPUs in the
+// README of NVIDIA's open-gpu-kernel-modules; "A100-SXM-80GB" is what driver 450 reported, in a
+// public log of PyTorch's collect_env.
 #pragma once
 
 #include <stdbool.h>
@@ -24,7 +25,7 @@ static const Peak peak_table[] = {
     {"H100 PCIe|H800 PCIe", 51, 756},
     {"H20", 44, 148},
     {"A100-SXM4-40GB|A100-SXM4-80GB|A100-SXM-80GB|A100-PCIE-40GB|A100 80GB PCIe", 19.5, 312},
-    {"A800-SXM4-40GB|A800-SXM4-80GB|A800-PCIE-80GB|A800 80GB PCIe", 19.5, 312},
+    {"A800-SXM4-40GB|A800-SXM4-80GB|A800 80GB PCIe", 19.5, 312},
     {"A30", 10.3, 165},
     {"A10G", 31.2, 70},
     {"A10", 31.2, 125},
