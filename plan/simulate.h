@@ -2,7 +2,8 @@
 // issues is kept, stream by stream, with the moment at which the host issued it and the time that
 // it takes alone. It is run, event by event, when somebody asks for a time: a stream does one thing
 // after the other, a wait ends when its event has happened, and what runs at the same time slows
-// each other down (sim_rate).
+// each other down (sim_rate). Collectives begin in the order in which the host issued them, on
+// whatever streams they are: NCCL_LAUNCH_ORDER_IMPLICIT, which the program sets.
 #pragma once
 
 #include "../lib/die.h"
@@ -18,6 +19,7 @@ typedef struct {
     double issued;   // by the host
     double seconds;  // alone
     long record;     // of SIM_RECORD and SIM_WAIT: index in Sim.records
+    long turn;       // of SIM_COLLECTIVE: how many were issued before it
 } SimItem;
 
 typedef struct {
@@ -42,11 +44,12 @@ typedef struct {
     int nstreams;
     double *records;  // when each recorded event happened; NAN: not yet
     long nrecords, records_room;
-    double now;           // everything before it has been simulated
-    double host;          // the host's own time: it issues ahead of the device
-    bool serial;          // a CPU: work is done where it is issued
-    double interference;  // share of a kernel's rate that a collective beside it takes
-    SimTimes times;       // since sim_start
+    long collectives, begun;  // issued; of these begun
+    double now;               // everything before it has been simulated
+    double host;              // the host's own time: it issues ahead of the device
+    bool serial;              // a CPU: work is done where it is issued
+    double interference;      // share of a kernel's rate that a collective beside it takes
+    SimTimes times;           // since sim_start
 } Sim;
 
 static inline void sim_start(Sim *s, bool serial, double interference) {
@@ -118,6 +121,8 @@ static inline void sim_settle(Sim *s) {
                 SimItem *item = &stream->items[stream->head];
                 if (item->issued > s->now) break;
                 if (item->kind == SIM_WAIT && !(s->records[item->record] <= s->now)) break;
+                if (item->kind == SIM_COLLECTIVE && item->turn != s->begun) break;
+                if (item->kind == SIM_COLLECTIVE) s->begun++;
                 if (item->kind == SIM_RECORD) s->records[item->record] = s->now;
                 changed = true;
                 stream->running = item->kind <= SIM_COLLECTIVE;
@@ -171,6 +176,7 @@ static inline void sim_push(Sim *s, int stream, SimItem item) {
     SimStream *to = &s->streams[stream];
     to->items = (SimItem *)sim_grow(to->items, to->count, &to->room, sizeof item);
     item.issued = s->host;
+    if (item.kind == SIM_COLLECTIVE) item.turn = s->collectives++;
     to->items[to->count++] = item;
 }
 
@@ -184,7 +190,7 @@ static inline void sim_work(Sim *s, int stream, SimKind kind, double seconds, do
         return;
     }
     s->host += host;
-    sim_push(s, stream, (SimItem){kind, 0, seconds, 0});
+    sim_push(s, stream, (SimItem){kind, 0, seconds, 0, 0});
 }
 
 // Returns the record, for waits.
@@ -194,14 +200,14 @@ static inline long sim_record(Sim *s, int stream, double host) {
     s->records_room = (long)room;
     s->records[s->nrecords] = s->serial ? s->now : NAN;
     s->host += s->serial ? 0 : host;
-    if (!s->serial) sim_push(s, stream, (SimItem){SIM_RECORD, 0, 0, s->nrecords});
+    if (!s->serial) sim_push(s, stream, (SimItem){SIM_RECORD, 0, 0, s->nrecords, 0});
     return s->nrecords++;
 }
 
 static inline void sim_wait(Sim *s, int stream, long record, double host) {
     if (s->serial) return;
     s->host += host;
-    sim_push(s, stream, (SimItem){SIM_WAIT, 0, 0, record});
+    sim_push(s, stream, (SimItem){SIM_WAIT, 0, 0, record, 0});
 }
 
 // The host waits for a stream.

@@ -293,6 +293,18 @@ static void work_of_one_stream_waits_for_anothers_event(void **) {
     assert_true(fabs(s.times.computing - 2) < 1e-9);
 }
 
+// As NCCL_LAUNCH_ORDER_IMPLICIT has them: the second stream is free, its collective waits.
+static void collectives_begin_in_the_order_of_issue(void **) {
+    Sim s = {};
+    sim_start(&s, false, 0);
+    int a = sim_stream(&s), b = sim_stream(&s);
+    sim_work(&s, a, SIM_KERNEL, 5, 0);
+    sim_work(&s, a, SIM_COLLECTIVE, 2, 0);
+    sim_work(&s, b, SIM_COLLECTIVE, 3, 0);
+    sim_synchronize(&s, b);
+    assert_true(fabs(s.host - 10) < 1e-9);  // the two share the links
+}
+
 static void collectives_share_links_and_slow_kernels_down(void **) {
     Sim s = {};
     sim_start(&s, false, 0.25);
@@ -748,6 +760,7 @@ int main(void) {
         cmocka_unit_test(planned_schedule_is_the_traced_schedule),
         cmocka_unit_test(a_planned_trace_overlaps_and_keeps_the_order),
         cmocka_unit_test(work_of_one_stream_waits_for_anothers_event),
+        cmocka_unit_test(collectives_begin_in_the_order_of_issue),
         cmocka_unit_test(collectives_share_links_and_slow_kernels_down),
         cmocka_unit_test(a_host_that_is_late_leaves_the_device_idle),
         cmocka_unit_test(only_the_communicators_that_a_strategy_uses_are_made),
