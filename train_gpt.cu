@@ -406,7 +406,7 @@ static void find_checkpoint(Run *r, int argc, char **argv) {
     resume_agree(r->resumed, &r->ranks, r->o.resume, r->o.out);
     if (!r->resumed[0]) return;
     r->checkpoint = checkpoint_open(r->resumed);
-    resume_apply(&r->o, &r->checkpoint, argc, argv);
+    resume_apply(&r->o, &r->checkpoint, r->ranks.world, argc, argv);
     resume_check_inputs(&r->o, &r->checkpoint);
     r->resumed_here = r->o.out[0] && resume_is_below(r->resumed, r->o.out);
 }

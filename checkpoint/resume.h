@@ -107,14 +107,18 @@ static inline bool resume_needs(const Option *row, bool trains) {
     return trains || !(data || option_is_of_checkpoints(row));
 }
 
-// Puts the checkpoint's options before those of the command line. Their texts stay the index's.
-static inline void resume_apply(Options *o, const CheckpointIndex *x, int argc, char **argv) {
+// Puts the checkpoint's options before those of the command line. Their texts stay the index's. An
+// audit takes two ranks: a run that goes on with one leaves out the checkpoint's.
+static inline void resume_apply(Options *o, const CheckpointIndex *x, int world, int argc,
+                                char **argv) {
     bool trains = o->steps != 0 && !o->generate;
     options_default(o);
     for (int i = 0; i < OPTION_ROWS; i++) {
         const Option *row = &option_table[i];
         const char *value = resume_value(x, row);
-        if (value && resume_needs(row, trains)) option_set_or_die(o, row, value, "index.json: ");
+        bool alone = row == option_find("audit-every") && world == 1;
+        if (value && resume_needs(row, trains) && !alone)
+            option_set_or_die(o, row, value, "index.json: ");
     }
     options_command_line(o, argc, argv);
 }

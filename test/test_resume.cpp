@@ -499,6 +499,9 @@ static void a_run_goes_on_with_its_audits_and_says_what_they_cost(void **) {
     expect_words(o.out, "\naudits           1 steps with one: ", "its start");
     expect_words(o.out, "\naudits           3 steps with one: ", "its end");
     expect_words(o.out, " ms each; 2 without: ", "its end");
+    o = run(PROGRAM " --out %s/run2 --steps 9 --resume auto", folder);
+    expect_status(&o, 0, "on one rank");
+    expect_words(o.out, "--audit-every 0, in the checkpoint 2\n", "on one rank");
 }
 
 #define TOKENIZER "test/reference/tokenizer/tokenizer.bin"
