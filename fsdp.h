@@ -506,7 +506,8 @@ static bool is_as_large_as_one_before(const Fsdp *f, int u) {
 // a peer's when a message first goes there (NCCL 2.22 and later: NCCL_RUNTIME_CONNECT is 1, see
 // ncclCollPreconnect and ncclP2PPreconnectFunc in its src/group.cc). The algorithm follows from the
 // collective, its bytes and whether its buffers are registered. So each collective of a step is
-// made here once, of the same size, in memory that is given back.
+// made here once in memory that is given back, those of units as large as there; of the few numbers
+// that all ranks exchange one stands for all.
 static void connect_communicators(Fsdp *f) {
     size_t most = 0;
     void *data, *sums, *handles[3] = {};
@@ -543,6 +544,7 @@ static void fsdp_join(Fsdp *f, ncclUniqueId id) {
     create_streams(f);
     collective_begins("start", "the communicators");
     create_communicators(f, id);
+    __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
     f->registers = nccl_memory_is_exact();
 #if !defined(DEVICE_CPU) && !defined(DEVICE_PLAN)
     if (f->c.world > 1 && !defect("connected")) connect_communicators(f);
@@ -550,7 +552,6 @@ static void fsdp_join(Fsdp *f, ncclUniqueId id) {
     if (!f->registers && f->c.world > 1 && f->c.rank == 0)
         fprintf(stderr, "train_gpt: NCCL is older than 2.28 and would round buffers up by hundreds "
                         "of MiB each: they are not registered with it, and collectives copy\n");
-    __atomic_store_n(&f->joined, true, __ATOMIC_RELEASE);
 }
 
 // The buffers of the table are allocated by now.
