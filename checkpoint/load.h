@@ -20,10 +20,9 @@ static inline CheckpointIndex checkpoint_open(const char *path) {
     char *text = (char *)malloc_check(bytes);
     read_exact(fd, text, bytes, 0, file);
     close(fd);
-    uint64_t end = bytes;
-    while (end && text[end - 1] == '\n') end--;
-    if (end < 2 || memcmp(text + end - 2, "\n}", 2))  // as every index ends
-        die_all("%s is %s: it is damaged", file, bytes ? "cut short" : "empty");
+    json_t *any = json_loadb(text, bytes, JSON_DECODE_ANY, NULL);
+    if (!any) die_all("%s is %s: it is damaged", file, bytes ? "cut short or no JSON" : "empty");
+    json_decref(any);
     CheckpointIndex x;
     Failure failure;
     if (!checkpoint_index_read(&x, text, bytes, &failure)) die_all("%s: %s", file, failure.text);

@@ -635,7 +635,10 @@ static void what_cannot_be_continued_is_refused_and_left_as_it_is(void **) {
         {"sed -i 's/.version.: 1/\"version\": 2/' " NEWEST "index.json", "auto",
          "index.json: version 2 is newer"},
         {"sed -i 's/.step.: 10/\"step\": 11/' " NEWEST "index.json", "auto", "it is damaged"},
-        {"truncate -s 700 " NEWEST "index.json", "auto", "index.json is cut short: it is damaged"},
+        {"truncate -s 700 " NEWEST "index.json", "auto",
+         "index.json is cut short or no JSON: it "
+         "is damaged"},
+        {"echo '{\"a\": 1}' >" NEWEST "index.json", "auto", "expected the format `fsdp.c"},
         {": >" NEWEST "index.json", "auto", "index.json is empty: it is damaged"},
         {"rm " NEWEST "moment_m.bin", "auto", "cannot read "},
         {"truncate -s -1 " NEWEST "moment_v.bin", "auto", "is it complete?"},

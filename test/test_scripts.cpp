@@ -431,6 +431,15 @@ static void a_run_that_makes_no_step_is_started_twice(void **) {
     expect_text(o, "again in 0 s from of cfg/checkpoints/step_00000003/index.json");
 }
 
+static void a_stop_that_is_asked_for_in_a_pause_is_not_forgotten(void **) {
+    Outcome o = run("cd %s && echo 'echo start; exit 1' >fails2.sh && { PAUSE=30 "
+                    "$OLDPWD/scripts/restart bash fails2.sh --out r & p=$!; "
+                    "until grep -q 'again in 30 s' err 2>/dev/null; do sleep 0.1; done; "
+                    "kill $p; wait $p; echo $?; } 2>err",
+                    folder);
+    if (strcmp(o.out, "start\n75\n")) fail_msg("found: %s%s", o.out, o.err);
+}
+
 // ---- dev/compare_times.py ----------------------------------------------------------------------
 
 static void predicted_and_measured_times_are_joined_by_kernel(void **) {
@@ -669,6 +678,7 @@ int main(void) {
         cmocka_unit_test(examples_that_are_none_are_refused),
         cmocka_unit_test(a_run_is_started_again_as_long_as_it_makes_checkpoints),
         cmocka_unit_test(a_run_that_makes_no_step_is_started_twice),
+        cmocka_unit_test(a_stop_that_is_asked_for_in_a_pause_is_not_forgotten),
         cmocka_unit_test(predicted_and_measured_times_are_joined_by_kernel),
         cmocka_unit_test(a_prediction_that_fails_skips_nothing_but_itself),
         cmocka_unit_test(kernels_and_step_are_predicted_for_the_first_minutes),
